@@ -1,0 +1,1 @@
+"""The only code that touches io_uring, block devices and tmpfs."""

@@ -1,0 +1,122 @@
+"""Errors that own their answer: the errno a program sees and the exit code of a tool."""
+
+import errno
+
+
+class CtxfsError(Exception):
+    """Base of all expected errors. Anything else that escapes is a bug."""
+
+    code: int = errno.EIO
+    exit_code: int = 1
+
+
+class ConfigError(CtxfsError):
+    """The configuration, or a flag, says something that cannot be done. You can mend it."""
+
+    code = errno.EINVAL
+    exit_code = 2
+
+
+class BlockNotFound(CtxfsError):
+    """No tier holds this key."""
+
+    code = errno.ENOENT
+    exit_code = 3
+
+
+class BadValue(CtxfsError):
+    """A name or a value that is not accepted; the text says what is."""
+
+    code = errno.EINVAL
+    exit_code = 2
+
+
+class NameTooLong(CtxfsError):
+    """A path component over 255 bytes, or a key over 4095."""
+
+    code = errno.ENAMETOOLONG
+    exit_code = 2
+
+
+class BlockExists(CtxfsError):
+    """The name is taken, and the caller asked for a new one."""
+
+    code = errno.EEXIST
+
+
+class IsDirectory(CtxfsError):
+    """The name is a prefix of keys, not a block."""
+
+    code = errno.EISDIR
+
+
+class NotDirectory(CtxfsError):
+    """The name is a block, not a prefix of keys."""
+
+    code = errno.ENOTDIR
+
+
+class DirectoryNotEmpty(CtxfsError):
+    """There are still keys beneath this prefix."""
+
+    code = errno.ENOTEMPTY
+
+
+class NotPermitted(CtxfsError):
+    """What a sealed block, or this file system, does not allow."""
+
+    code = errno.EPERM
+
+
+class NotYours(CtxfsError):
+    """The block belongs to somebody else."""
+
+    code = errno.EACCES
+
+
+class NoAttribute(CtxfsError):
+    """The attribute is not set."""
+
+    code = errno.ENODATA
+
+
+class TierFull(CtxfsError):
+    """There is no room in the tier, and nothing in it may go."""
+
+    code = errno.ENOSPC
+    exit_code = 4
+
+
+class DeadlineExceeded(CtxfsError):
+    """A tier did not answer in time."""
+
+    code = errno.ETIMEDOUT
+    exit_code = 5
+
+
+class DeviceError(CtxfsError):
+    """The medium failed a read, a write or a flush."""
+
+    code = errno.EIO
+    exit_code = 5
+
+
+class DeviceLost(DeviceError):
+    """The medium is gone: a read came back short, or a raw drive says it is full.
+
+    A removed NVMe drive answers reads with 0 bytes and no error, and writes with ENOSPC.
+    """
+
+
+class CopyCorrupt(DeviceError):
+    """A copy's bytes do not match their checksum. It is dropped, never served."""
+
+
+class ForeignSignature(ConfigError):
+    """The device or file holds somebody else's data; `--format` overwrites it."""
+
+
+class DeviceBusy(ConfigError):
+    """Another daemon has this device, state directory or mount point."""
+
+    code = errno.EBUSY

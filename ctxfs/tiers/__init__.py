@@ -1,0 +1,1 @@
+"""Hot and cold: one shape."""

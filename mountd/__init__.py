@@ -1,0 +1,1 @@
+"""The daemon: kernel channels, operations, assembly, services, logs."""

@@ -1,0 +1,1 @@
+"""The `ctx` command: one module per sub-command."""
