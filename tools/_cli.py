@@ -1,0 +1,64 @@
+"""What the parsers of all sub-commands share."""
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._common import ToolError, open_mount
+
+Subparsers = Any  # argparse keeps the type of what add_subparsers() returns to itself
+
+
+def add_command(
+    subparsers: Subparsers,
+    name: str,
+    summary: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    options: Sequence[str] = ("--mount", "--json"),
+) -> argparse.ArgumentParser:
+    """A sub-command's parser, with those of the common options that mean something to it."""
+    command: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"More in ctx-{name}(1).",
+        allow_abbrev=False,
+    )
+    # SUPPRESS: what is not given here must not undo what stands before the sub-command's name.
+    if "--mount" in options:
+        command.add_argument(
+            "--mount", metavar="PATH", default=argparse.SUPPRESS, help="the ctxfs mount to use"
+        )
+    if "--json" in options:
+        command.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="answer in JSON"
+        )
+    command.set_defaults(run=run)
+    return command
+
+
+def add_keys(parser: argparse.ArgumentParser, *, nargs: str = "+", metavar: str = "KEY") -> None:
+    """The blocks to work on, completed from the mount."""
+    action = parser.add_argument(
+        "keys", nargs=nargs, metavar=metavar, help="a key, or a path below the mount"
+    )
+    action.completer = complete_keys  # type: ignore[attr-defined]  # argcomplete's way
+
+
+def complete_keys(prefix: str, parsed_args: argparse.Namespace, **_unused: object) -> list[str]:
+    """Keys below the mount that begin with `prefix`, one level deep, at most 200."""
+    try:
+        mount = open_mount(parsed_args, ())
+        parent, _, start = prefix.rpartition("/")
+        absolute = prefix.startswith(("/", "./", "../"))
+        found: list[str] = []
+        with os.scandir((parent or "/") if absolute else mount.path(parent)) as entries:
+            for entry in entries:
+                if entry.name.startswith(start) and len(found) < 200:
+                    name = f"{parent}/{entry.name}" if "/" in prefix else entry.name
+                    found.append(name + "/" if entry.is_dir() else name)
+    except (OSError, ToolError):
+        return []  # completion must never put words on the user's line
+    return found

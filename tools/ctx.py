@@ -1,0 +1,92 @@
+"""`ctx`: one command to see and steer the blocks below a ctxfs mount."""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+import ctxfs
+
+from . import (
+    completion,
+    df,
+    doctor,
+    events,
+    ls,
+    mount,
+    pin,
+    prefetch,
+    rm,
+    stat,
+    tier,
+    top,
+    ttl,
+    umount,
+    unpin,
+    verify,
+)
+from ._common import INTERRUPTED, OK, PIPE_CLOSED, USAGE, ToolError
+
+# In the order in which `ctx --help` tells them: look, steer, care, run.
+COMMANDS = (
+    ls, stat, df, top, events,
+    tier, ttl, pin, unpin, prefetch, rm,
+    verify, doctor,
+    mount, umount, completion,
+)  # fmt: skip
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top_parser = argparse.ArgumentParser(
+        prog="ctx",
+        description="See and steer the blocks below a ctxfs mount.",
+        epilog="Each command has a page: ctx-ls(1), … . The ideas are in ctxfs(7).",
+        allow_abbrev=False,
+    )
+    top_parser.add_argument("--version", action="version", version=f"ctx {ctxfs.__version__}")
+    top_parser.add_argument("--mount", metavar="PATH", default=None, help="the ctxfs mount to use")
+    top_parser.add_argument("--json", action="store_true", help="answer in JSON")
+    subparsers = top_parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for module in COMMANDS:
+        module.add_parser(subparsers)
+    return top_parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (table in ctx(1))."""
+    command_line = parser()
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(command_line)
+    args = command_line.parse_args(argv)
+    if args.command is None:
+        command_line.print_help(sys.stderr)
+        return USAGE
+    for stream in (sys.stdout, sys.stderr):
+        # Whatever the terminal cannot write is shown by its number and ends nothing.
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except ToolError as error:
+        print(f"ctx: {error.line}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has what it wanted. Python flushes again at exit: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    return code or OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

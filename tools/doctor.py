@@ -1,0 +1,149 @@
+"""`ctx doctor`: what kernel, user and machine allow, how mounts fare, and what to do about it."""
+
+import argparse
+import dataclasses
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from . import _machine, _mounts
+from ._cli import Subparsers, add_command
+from ._common import (
+    FAILED,
+    OK,
+    Mount,
+)
+from ._machine import FAIL, WARN, Check, Machine
+from ._output import STYLES, console, escape, is_terminal, print_json
+from .umount import read_stats
+
+PROBE_S = 5.0
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    return add_command(
+        subparsers, "doctor", "tell what this machine allows, and how its mounts fare", run
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    machine = Machine.here()
+    explicit = getattr(args, "mount", None)
+    mounts = [mount for mount in _mounts.mounted() if explicit in (None, mount.point)]
+    stats = {mount.point: read_stats(Mount(mount.point), PROBE_S) for mount in mounts}
+    hot_bytes = sum(
+        told["tiers"].get("hot", {}).get("capacity_bytes", 0) for told in stats.values() if told
+    )
+    checks = list(_machine.checks(machine, hot_bytes))
+    for mount in mounts:
+        checks += mount_checks(machine, mount, stats[mount.point])
+    if not mounts:
+        checks.append(Check("mounts", _machine.OK, "none", "`ctx mount` makes one"))
+    _tell(checks, as_json=args.json)
+    return FAILED if any(check.state == FAIL for check in checks) else OK
+
+
+def mount_checks(
+    machine: Machine, mount: _mounts.Mounted, stats: dict[str, Any] | None
+) -> Iterator[Check]:
+    """How one mount fares. `stats` is None where nobody answered for them in time."""
+    name = f"mount {mount.point}"
+    connection = f"/sys/fs/fuse/connections/{mount.connection}"
+    waiting = machine.read(f"{connection.lstrip('/')}/waiting")
+    if stats is None:
+        yield _silent(name, mount, connection)
+    else:
+        yield Check(
+            name,
+            _machine.OK,
+            f"answers: pid {stats['pid']}, {stats['channel']} channel, "
+            f"{stats['blocks']['total']} blocks",
+        )
+        yield from device_checks(stats["tiers"])
+    if waiting is not None and waiting.isdigit() and int(waiting) > 0:
+        yield Check(
+            f"requests {mount.point}",
+            WARN,
+            f"{waiting} wait for the daemon",
+            f"if the number stays, echo 1 > {connection}/abort ends them and the mount",
+        )
+
+
+def _silent(name: str, mount: _mounts.Mounted, connection: str) -> Check:
+    """Why a mount gave no statistics."""
+    told = probe(mount.point)
+    if told is None:
+        return Check(
+            name,
+            FAIL,
+            "does not answer: its daemon hangs",
+            f"`ctx umount --force {mount.point}`, or echo 1 > {connection}/abort",
+        )
+    if "not connected" in told:
+        return Check(
+            name,
+            FAIL,
+            "stale: its daemon is gone",
+            f"`ctx umount {mount.point}`, then `ctx mount` again",
+        )
+    if "ermission" in told:
+        return Check(name, WARN, "not yours to see", "mounted with allow_other it would be")
+    return Check(name, FAIL, f"gives no statistics: {told or 'they are unreadable'}", "restart it")
+
+
+def probe(point: str) -> str | None:
+    """What `stat` says of a mount's statistics: empty if all is well, None if nothing in time.
+
+    Another process asks, since a call into a hung mount ends only with its process.
+    """
+    try:
+        done = subprocess.run(
+            ["stat", "--", Mount(point).control("stats")],
+            capture_output=True,
+            timeout=PROBE_S,
+            env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"},
+        )
+    except (subprocess.TimeoutExpired, OSError):
+        return None
+    lines = done.stderr.decode("utf-8", "replace").strip()
+    return escape(lines.rpartition(": ")[2])
+
+
+def device_checks(tiers: dict[str, Any]) -> Iterator[Check]:
+    """One line a device of the cold tier."""
+    for device in tiers.get("cold", {}).get("devices", ()):
+        name = f"device {device['path']}"
+        if device["state"] == "lost":
+            yield Check(name, FAIL, "is gone", "replace the drive, then restart the daemon")
+        elif device["state"] != "ok":
+            yield Check(
+                name,
+                WARN,
+                f"{device['state']}: {device['errors']} errors",
+                "look at the kernel's log (dmesg) and the drive's health (nvme smart-log)",
+            )
+        elif device.get("engine_why"):
+            yield Check(
+                name, WARN, f"ok, with {device['engine']}", f"because {device['engine_why']}"
+            )
+        else:
+            yield Check(name, _machine.OK, f"ok, with {device['engine']}")
+
+
+def _tell(checks: Sequence[Check], *, as_json: bool) -> None:
+    if as_json:
+        print_json([dataclasses.asdict(check) for check in checks])
+        return
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        line = f"{check.state:<4}  {escape(check.name):<{width}}  {check.text}"
+        if is_terminal():
+            from rich.text import Text
+
+            text = Text(line)
+            text.stylize(STYLES.get(check.state, ""), 0, len(check.state))
+            console().print(text, soft_wrap=True)
+        else:
+            print(line)
+        if check.remedy:
+            print(f"{'':{6 + width}}  → {check.remedy}")
