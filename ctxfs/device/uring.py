@@ -25,9 +25,6 @@ ENTRY = struct.Struct("<BBHiQQIIQHHiQQ")
 SQES_OFFSET = 0x10000000  # IORING_OFF_SQES
 OP_NOP, OP_FSYNC, OP_READ, OP_WRITE = 0, 3, 22, 23
 FSYNC_DATASYNC = 1
-# COOP_TASKRUN | SINGLE_ISSUER: completions wait for our next system call instead of interrupting
-# Python, and the kernel may leave locks out. Linux 6.0; an older one says EINVAL.
-SETUP_FLAGS = (1 << 8) | (1 << 12)
 
 NEEDED_CPU_FLAGS = frozenset({"avx2", "avx512bw", "avx512f", "avx512vl", "bmi2", "movbe"})
 
@@ -126,12 +123,8 @@ class Ring:
             self._release = undo.pop_all()
 
     def _init(self, undo: contextlib.ExitStack) -> None:
-        try:
-            self._lib.io_uring_queue_init(self.entries, self._ring, SETUP_FLAGS)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            self._lib.io_uring_queue_init(self.entries, self._ring, 0)
+        # Cooperative or deferred completions (setup flags) made no difference that shows.
+        self._lib.io_uring_queue_init(self.entries, self._ring, 0)
         undo.callback(self._lib.io_uring_queue_exit, self._ring)
         size = self.entries * ENTRY.size
         self._sqes = undo.enter_context(mmap.mmap(self._ring.ring_fd, size, offset=SQES_OFFSET))
