@@ -45,17 +45,17 @@ def broken_relations(config: Config, memory_bytes: int) -> Iterator[Relation]:
 
 def _broken_sizes(config: Config, memory_bytes: int) -> Iterator[Relation]:
     hot_bytes, limits = config.hot.size_bytes, config.limits
-    if hot_bytes < HOT_BYTES_MIN:
-        yield ("hot.size",), f"must be at least {format_size(HOT_BYTES_MIN)}"
     if hot_bytes > memory_bytes:
         yield ("hot.size",), f"is more than the memory, {format_size(memory_bytes)}"
     for device in config.cold:
         if device.size_bytes is not None and device.size_bytes < COLD_BYTES_MIN:
             text = f"must be at least {format_size(COLD_BYTES_MIN)} for {device.path}"
             yield ("cold.size", "cold.path"), text
-    if limits.block_bytes_max < BLOCK_BYTES_MAX_MIN:
+    if hot_bytes < HOT_BYTES_MIN:
+        yield ("hot.size",), f"must be at least {format_size(HOT_BYTES_MIN)}"
+    elif limits.block_bytes_max < BLOCK_BYTES_MAX_MIN:
         yield ("limits.block_max",), f"must be at least {format_size(BLOCK_BYTES_MAX_MIN)}"
-    if limits.block_bytes_max > hot_bytes:
+    elif limits.block_bytes_max > hot_bytes:
         text = f"no block can be larger than the hot tier, {format_size(hot_bytes)}"
         yield ("limits.block_max", "hot.size"), text
     if limits.attributes_bytes_max > ATTRIBUTES_BYTES_MAX_MAX:

@@ -1,0 +1,217 @@
+# PYTHON_ARGCOMPLETE_OK
+"""`ctx-mountd`: arguments and a file in, a configuration out, and the daemon started with it."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import ctxfs
+from ctxfs.config import Channel, Config, LogFormat, LogLevel, Override, load
+from ctxfs.errors import ConfigError, CtxfsError
+from ctxfs.units import format_size
+from mountd import background, check, logs, mounts, statedir, systemd
+from mountd.options import parse_options
+
+NAME = "ctx-mountd"
+
+
+class Parser(argparse.ArgumentParser):
+    """Complains in one line, as every other error here."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; try {self.prog} --help\n")
+
+
+def parser() -> Parser:
+    """The flags of `ctx-mountd`, in the order of its manual page."""
+    result = Parser(
+        prog=NAME,
+        allow_abbrev=False,
+        description="Mount ctxfs: LLM context as files, on DRAM and NVMe.",
+        epilog="Flags beat the configuration file. See ctx-mountd(8) and ctxfs.toml(5).",
+    )
+    add = result.add_argument
+    add("mountpoint", metavar="MOUNTPOINT", nargs="?", help="directory to mount on")
+    add("-c", "--config", metavar="FILE", help="configuration file (default: none)")
+    add("--state", metavar="DIR", help="what must outlive the process (default: /var/lib/ctxfs)")
+    add("--hot", metavar="SIZE", help="room for blocks in DRAM, like 8GiB")
+    add("--warm", metavar="SIZE", help="room for compressed blocks; only 0 in this version")
+    add(
+        "--cold",
+        metavar="PATH[:SIZE]",
+        action="append",
+        help="block device or file to keep blocks on; may be repeated",
+    )
+    add("--channel", choices=get_args(Channel), help="how the kernel is spoken to (default: auto)")
+    add("--format", action="store_true", help="overwrite what somebody else left on a cold device")
+    add("--check", action="store_true", help="say what would be done, or what is wrong; do nothing")
+    add("--daemon", action="store_true", help="return when the mount answers")
+    add("--log-format", choices=get_args(LogFormat), help="lines for people or for machines")
+    add("--log-level", choices=get_args(LogLevel), help="the least that is logged (default: info)")
+    add(
+        "-o",
+        dest="options",
+        metavar="OPTIONS",
+        action="append",
+        default=[],
+        help="mount options, comma-separated: allow_other, fsname=NAME, …",
+    )
+    add("-V", "--version", action="version", version=f"{NAME} {ctxfs.__version__}")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script. Returns the exit status; an unexpected error is raised: it is a bug."""
+    arguments_parser = parser()
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(arguments_parser)
+    arguments = arguments_parser.parse_args(argv)
+    try:
+        config = configure(arguments)
+        if arguments.check:
+            sys.stdout.write(config.as_toml())
+            return 0
+        if arguments.daemon:
+            return background.detach(partial(start, config), explain, config.log.file)
+        return start(config, _print_line)
+    except (CtxfsError, BaseExceptionGroup, KeyboardInterrupt) as error:
+        reasons = list(leaves(error))
+        if any(isinstance(each, KeyboardInterrupt) for each in reasons):
+            return 130
+        codes = [each.exit_code for each in reasons if isinstance(each, CtxfsError)]
+        if len(codes) < len(reasons):
+            raise
+        sys.stderr.write(explain(error) + "\n")
+        return codes[0]
+
+
+def configure(arguments: argparse.Namespace) -> Config:
+    """The configuration these arguments ask for, on this machine.
+
+    Raises ConfigError, with everything that is wrong.
+    """
+    problems: list[str] = []
+    overrides = list(_overrides(arguments))
+    try:
+        overrides += parse_options(arguments.options)
+    except ConfigError as error:
+        problems.append(str(error))
+    source = None if arguments.config is None else Path(os.path.abspath(arguments.config))
+    state = statedir.default_state(os.geteuid(), os.environ)
+    try:
+        config = load(source, overrides, state=state, memory_bytes=check.memory_bytes())
+    except ConfigError as error:
+        raise ConfigError("\n".join([*problems, str(error)])) from None
+    problems += check.problems(config)
+    if arguments.format and not config.cold:
+        problems.append("--format: there is no cold device to format")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def start(config: Config, announce: background.Announce) -> int:
+    """Serve until the mount is ended; `announce` hears once that it answers.
+
+    Claims the state directory, and clears what a crash left at the mount point.
+    """
+    # Here, not above: the kernel channel and the rings are not for --help, --check or the
+    # process that only waits for the daemon.
+    from mountd.run import serve
+
+    logs.setup(config.log)
+    assert config.mount.path is not None  # checked by `configure`
+
+    def ready() -> None:
+        line = describe(config)
+        announce(line)
+        systemd.ready(line)
+
+    with statedir.claim(config.state):
+        mounts.prepare(config.mount.path)
+        return serve(config, ready)
+
+
+def describe(config: Config) -> str:
+    """The line that says the mount answers."""
+    cold = "no cold tier"
+    if config.cold:
+        devices = "1 device" if len(config.cold) == 1 else f"{len(config.cold)} devices"
+        size = sum(check.cold_bytes(device) for device in config.cold)
+        cold = f"cold {format_size(size)} on {devices}"
+    channel = "pyfuse3" if config.mount.channel == "auto" else config.mount.channel
+    hot = format_size(config.hot.size_bytes)
+    return (
+        f"ctxfs: {config.mount.path} is mounted "
+        f"(hot {hot}, {cold}, channel {channel}, pid {os.getpid()})"
+    )
+
+
+def explain(error: BaseException) -> str:
+    """What went wrong, a line each with the command's name in front; of a bug, all there is."""
+    reasons = list(leaves(error))
+    if not all(isinstance(each, CtxfsError) for each in reasons):
+        return "".join(traceback.format_exception(error)).rstrip()
+    texts = (str(each) or str(type(each).__doc__).partition("\n")[0] for each in reasons)
+    lines = dict.fromkeys(line for text in texts for line in text.splitlines())
+    return "\n".join(f"{NAME}: {line}" for line in lines)
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors inside a tree of exception groups."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from leaves(each)
+    else:
+        yield error
+
+
+def _overrides(arguments: argparse.Namespace) -> Iterator[Override]:
+    """What the flags say. Paths are made absolute: a daemon works in another directory."""
+    if arguments.mountpoint is not None:
+        yield Override("MOUNTPOINT", "mount", "path", _absolute(arguments.mountpoint))
+    if arguments.state is not None:
+        yield Override("--state", "", "state", _absolute(arguments.state))
+    if arguments.cold:
+        yield Override("--cold", "cold", "", [_device(text) for text in arguments.cold])
+    if arguments.format:
+        yield Override("--format", "cold", "format", True)
+    for flag, table, key in (
+        ("hot", "hot", "size"),
+        ("warm", "warm", "size"),
+        ("channel", "mount", "channel"),
+        ("log_format", "log", "format"),
+        ("log_level", "log", "level"),
+    ):
+        if (value := getattr(arguments, flag)) is not None:
+            yield Override(f"--{flag.replace('_', '-')}", table, key, value)
+
+
+def _device(text: str) -> dict[str, Any]:
+    """One `--cold PATH[:SIZE]`. A path that exists may contain a colon; so may a directory."""
+    path, colon, size = text.rpartition(":")
+    if not colon or "/" in size or os.path.exists(text):
+        return {"path": _absolute(text)}
+    return {"path": _absolute(path), "size": size}
+
+
+def _absolute(text: str) -> str:
+    return os.path.abspath(text) if text else text
+
+
+def _print_line(line: str) -> None:
+    with suppress(BrokenPipeError):  # nobody listens any more: no reason not to serve
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

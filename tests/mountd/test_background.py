@@ -1,0 +1,66 @@
+"""`--daemon`: the starter waits for the mount or for the reason it does not come."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STARTER = """
+import os, sys
+from pathlib import Path
+from mountd import background
+
+def work(announce):
+    {work}
+    return 0
+
+sys.exit(background.detach(work, lambda error: f"told: {{error}}", {error_file}))
+"""
+
+
+def started(work: str, error_file: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Reading to the end of both pipes shows as well that the daemon let go of them."""
+    shown = "None" if error_file is None else f"Path({str(error_file)!r})"
+    script = STARTER.format(work=work, error_file=shown)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_the_starter_returns_when_the_mount_answers_and_the_daemon_stays(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    facts = "f'{os.getcwd()} {os.getsid(0) == os.getpid()} {os.readlink(\"/proc/self/fd/1\")}'"
+    done = started(f"announce('it answers'); open({str(fifo)!r}, 'w').write({facts})")
+    # The daemon still waits for a reader of the fifo, and its starter has returned.
+    assert (done.returncode, done.stdout, done.stderr) == (0, "it answers\n", "")
+    assert fifo.read_text() == "/ True /dev/null"
+
+
+def test_a_failure_reaches_the_starter_with_its_status() -> None:
+    done = started("raise SystemExit(5)")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr == "told: 5\n"
+
+
+def test_a_silent_end_is_said() -> None:
+    done = started("return 3")
+    assert done.returncode == 3
+    assert done.stderr == "the daemon ended with status 3 before the mount answered\n"
+
+
+def test_a_killed_daemon_is_said() -> None:
+    done = started("os.kill(os.getpid(), 9)")
+    assert done.returncode == 1
+    assert done.stderr == "the daemon was ended by signal 9 before the mount answered\n"
+
+
+@pytest.mark.parametrize("existing", ["", "before\n"])
+def test_standard_error_goes_to_the_log_file(tmp_path: Path, existing: str) -> None:
+    path = tmp_path / "log"
+    path.write_text(existing)
+    done = started("print('seen', file=sys.stderr); announce('up')", path)
+    assert done.stdout == "up\n"
+    assert path.read_text() == existing + "seen\n"

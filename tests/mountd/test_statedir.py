@@ -1,0 +1,81 @@
+"""One state directory, one daemon."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxfs.errors import ConfigError, DeviceBusy
+from mountd.statedir import claim, default_state
+
+HOLD = """
+import sys
+from pathlib import Path
+from mountd.statedir import claim
+with claim(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_pid_file_is_there_while_the_directory_is_claimed(tmp_path: Path) -> None:
+    state = tmp_path / "deep" / "state"
+    with claim(state) as pid_file:
+        assert pid_file == state / "daemon.pid"
+        assert pid_file.read_text() == f"{os.getpid()}\n"
+        assert state.stat().st_mode & 0o777 == 0o700
+    assert list(state.iterdir()) == []
+
+
+def test_a_second_daemon_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
+    with claim(tmp_path):
+        refused = pytest.raises(DeviceBusy, match=f"to the daemon with pid {os.getpid()};")
+        with refused, claim(tmp_path):
+            pass
+        assert (tmp_path / "daemon.pid").exists()
+    with claim(tmp_path):
+        pass
+
+
+def test_a_failed_daemon_gives_the_directory_back(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="died"), claim(tmp_path):
+        raise RuntimeError("died")
+    with claim(tmp_path):
+        pass
+
+
+def test_a_killed_daemon_leaves_a_file_that_binds_nobody(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(DeviceBusy, match=f"pid {holder.pid};"), claim(tmp_path):
+            pass
+        holder.send_signal(signal.SIGKILL)
+    assert (tmp_path / "daemon.pid").exists()
+    with claim(tmp_path) as pid_file:
+        assert pid_file.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = pytest.raises(ConfigError, match=r"state directory .*/file/x: Not a directory")
+    with refused, claim(tmp_path / "file" / "x"):
+        pass
+
+
+def test_default_state_is_the_systems_for_root_and_the_users_own_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/u")
+    assert default_state(0, {"XDG_STATE_HOME": "/s"}) == Path("/var/lib/ctxfs")
+    assert default_state(1000, {"XDG_STATE_HOME": "/s"}) == Path("/s/ctxfs")
+    assert default_state(1000, {"XDG_STATE_HOME": "rel"}) == Path("/home/u/.local/state/ctxfs")
+    assert default_state(1000, {}) == Path("/home/u/.local/state/ctxfs")
