@@ -24,11 +24,13 @@ class Kind:
     """`read` turns a TOML value into ours or raises BadValue; `write` is its inverse.
 
     `accepts` ends the sentence "… is not". `write` gives None for what is left out of a file.
+    `words` are all that there are, where only some are accepted.
     """
 
     accepts: str
     read: Callable[[object], object]
     write: Callable[[Any], TomlValue | None]
+    words: tuple[str, ...] = ()
 
 
 def refusal(value: object, accepts: str) -> BadValue:
@@ -83,15 +85,6 @@ def _read_mode(value: object) -> int:
     raise refusal(value, _MODE_ACCEPTED)  # a bare 1777 would be a decimal number: never guessed
 
 
-_TEXT_ACCEPTED = "a string"
-
-
-def _read_text(value: object) -> str:
-    if isinstance(value, str) and value and value.isprintable():
-        return value
-    raise refusal(value, _TEXT_ACCEPTED)
-
-
 _FSNAME_ACCEPTED = "a name without commas, spaces or backslashes"
 
 
@@ -140,7 +133,7 @@ def one_of(*words: str) -> Kind:
             return value
         raise refusal(value, accepts)
 
-    return Kind(accepts, read, str)
+    return Kind(accepts, read, str, words)
 
 
 SIZE = Kind(SIZES_ACCEPTED, _read_size, lambda value: None if value is None else write_size(value))
@@ -148,7 +141,6 @@ DURATION = Kind(DURATIONS_ACCEPTED, _read_duration, format_duration)
 WAIT = Kind(_WAITS_ACCEPTED, _read_wait, format_duration)
 RATIO = Kind(_RATIO_ACCEPTED, _read_ratio, float)
 MODE = Kind(_MODE_ACCEPTED, _read_mode, lambda mode: f"{mode:04o}")
-TEXT = Kind(_TEXT_ACCEPTED, _read_text, str)
 FSNAME = Kind(_FSNAME_ACCEPTED, _read_fsname, str)
 PATH = Kind("a path", _read_path, lambda path: None if path is None else str(path))
 AUTO = Kind(_AUTO_ACCEPTED, _read_auto, lambda flag: "auto" if flag is None else flag)

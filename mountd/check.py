@@ -9,7 +9,8 @@ from pathlib import Path
 from ctxfs.config import ColdConfig, Config
 from ctxfs.errors import ConfigError
 from ctxfs.units import format_size
-from mountd import mounts, options
+from mountd import mounts
+from mountd.options import may_allow_other
 
 CGROUPS = Path("/sys/fs/cgroup")
 FUSE_DEVICE = Path("/dev/fuse")
@@ -74,7 +75,7 @@ def _fuse(config: Config) -> Iterator[str]:
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
         yield "an ordinary user needs fusermount3: install the package fuse3"
     try:
-        options.fuse_options(config)
+        may_allow_other(config.mount)
     except ConfigError as error:
         yield str(error)
 

@@ -1,12 +1,11 @@
-"""Mount options: what `-o` may say, and with which ones the kernel mount is made."""
+"""Mount options: what `-o` may say, and who may see the mount."""
 
 import logging
 import os
 from pathlib import Path
 
-from ctxfs.config import Config, Override
+from ctxfs.config import MountConfig, Override
 from ctxfs.errors import ConfigError
-from mountd.mounts import SUBTYPE
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +56,12 @@ def allow_other(wanted: bool | None, *, uid: int, fuse_conf: str) -> bool:
     return permitted if wanted is None else wanted
 
 
-def fuse_options(config: Config) -> frozenset[str]:
-    """The options the mount is made with. Raises ConfigError as `allow_other` does."""
-    options = {f"fsname={config.mount.fsname}", f"subtype={SUBTYPE}", "default_permissions"}
-    if allow_other(config.mount.allow_other, uid=os.geteuid(), fuse_conf=fuse_conf()):
-        options.add("allow_other")
-    elif config.mount.allow_other is None:
+def may_allow_other(mount: MountConfig) -> bool:
+    """The same for this user and this machine."""
+    opened = allow_other(mount.allow_other, uid=os.geteuid(), fuse_conf=fuse_conf())
+    if not opened and mount.allow_other is None:
         log.info("only this user sees the mount: /etc/fuse.conf does not say user_allow_other")
-    return frozenset(options)
+    return opened
 
 
 def fuse_conf() -> str:

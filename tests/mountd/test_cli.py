@@ -14,7 +14,7 @@ from ctxfs.config import ColdConfig, Config, HotConfig, MountConfig, load
 from ctxfs.errors import ConfigError, DeviceLost, TierFull
 from ctxfs.units import GIB, MIB
 from mountd import check, cli, mounthelper, options
-from mountd.options import allow_other, fuse_options, parse_options
+from mountd.options import allow_other, may_allow_other, parse_options
 
 Serve = Callable[[Config, Callable[[], None]], int]
 
@@ -290,18 +290,18 @@ def test_allow_other_without_permission_says_what_to_do() -> None:
         allow_other(True, uid=1000, fuse_conf="#user_allow_other")
 
 
-def test_the_kernel_mount_is_made_with_our_type_and_permission_checks(
+def test_a_mount_for_one_user_only_is_said_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = Config(state=Path("/s"), hot=HotConfig(size_bytes=GIB))
-    always = {"fsname=ctxfs", "subtype=ctxfs", "default_permissions"}
     monkeypatch.setattr(options, "fuse_conf", lambda: "")
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert fuse_options(config) == always | {"allow_other"}
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with caplog.at_level("INFO"):
-        assert fuse_options(config) == always
+        assert not may_allow_other(MountConfig(allow_other=False))
+        assert caplog.text == ""
+        assert not may_allow_other(MountConfig())
     assert "only this user sees the mount" in caplog.text
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert may_allow_other(MountConfig())
 
 
 @pytest.mark.parametrize(
