@@ -64,3 +64,39 @@ def test_standard_error_goes_to_the_log_file(tmp_path: Path, existing: str) -> N
     done = started("print('seen', file=sys.stderr); announce('up')", path)
     assert done.stdout == "up\n"
     assert path.read_text() == existing + "seen\n"
+
+
+DAEMON = """
+import sys, types
+from mountd import check, cli
+
+def serve(config, ready):
+    ready()
+    with open(sys.argv[1], "w") as fifo:
+        fifo.write((config.state / "daemon.pid").read_text())
+    return 0
+
+sys.modules["mountd.run"] = types.ModuleType("mountd.run")
+sys.modules["mountd.run"].serve = serve
+check._fuse = lambda config: iter(())
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+def test_the_announced_daemon_is_the_one_in_the_pid_file(tmp_path: Path) -> None:
+    fifo, point = tmp_path / "fifo", tmp_path / "mount"
+    os.mkfifo(fifo)
+    point.mkdir()
+    command = [sys.executable, "-c", DAEMON, str(fifo), "--daemon", "--hot=64MiB", "mount"]
+    done = subprocess.run(
+        [*command, "--state", "state"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    pid = fifo.read_text().strip()
+    assert done.stdout.startswith(f"ctxfs: {point} is mounted (hot 64.0 MiB, no cold tier, ")
+    assert done.stdout.endswith(f", pid {pid})\n")
