@@ -1,0 +1,235 @@
+"""What is known in memory of a block and of a directory."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from ctxfs.core.meta import PIN_FOREVER, PIN_NONE, BlockMeta, DirectoryMeta, Placement
+from ctxfs.core.times import NEVER, Now
+
+NOT_HOT = -1
+
+
+class State(enum.IntEnum):
+    """The life of a generation."""
+
+    WRITING = 0  # somebody may still change it, or its digest is being computed
+    SEALED = 1  # immutable
+    GONE = 2  # no name leads here; bytes last as long as somebody has them open
+
+
+@dataclass(slots=True)
+class Extras:
+    """What few blocks have; kept apart so that the others cost nothing."""
+
+    pin_until_ns: int = PIN_NONE  # boot clock, or PIN_FOREVER
+    placement: Placement = Placement.AUTO
+    parent: bytes = b""
+    dtype: bytes = b""
+    attributes: dict[bytes, bytes] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Writing:
+    """A generation that is being written, and by whom."""
+
+    owner: int  # process (thread group) that opened it; only it sees the name until published
+    started_ns: int  # boot clock
+    writers: int = 0  # open descriptions that may write
+    changed: bool = False  # bytes were written since it was opened
+    base: Block | None = None  # what it began as a copy of, when opened without O_TRUNC
+    seen: bool = False  # published, and opened by another process since
+    durable_epoch: int = -1  # `epoch` at the last fsync that reached the cold tier
+    epoch: int = 0  # grows with every change of bytes; a digest of an old epoch is void
+
+
+class Block:
+    """One generation. Plain data: the store decides, tiers act."""
+
+    __slots__ = (
+        "atime_ns",
+        "created_ns",
+        "ctime_ns",
+        "digest",
+        "directory",
+        "expires_ns",
+        "extras",
+        "generation",
+        "gid",
+        "hits",
+        "hot_bytes",
+        "lookups",
+        "mode",
+        "mtime_ns",
+        "name",
+        "opens",
+        "published",
+        "size",
+        "stamp",
+        "state",
+        "uid",
+        "used_ns",
+        "writing",
+    )
+
+    def __init__(self, generation: int, directory: Directory, name: bytes) -> None:
+        self.generation = generation
+        self.directory = directory
+        self.name = name
+        self.state = State.WRITING
+        self.published = False
+        self.size = 0
+        self.digest = b""
+        self.mode = 0o600
+        self.uid = 0
+        self.gid = 0
+        self.created_ns = 0  # this and the next three: wall clock
+        self.mtime_ns = 0
+        self.ctime_ns = 0
+        self.atime_ns = 0
+        self.used_ns = 0  # boot clock, last open
+        self.expires_ns = NEVER  # boot clock
+        self.stamp = 0
+        self.hits = 0
+        self.hot_bytes = NOT_HOT  # physical bytes of its hot file, or NOT_HOT
+        self.opens = 0  # open descriptions; a lease on its bytes
+        self.lookups = 0  # references the kernel holds to the inode
+        self.extras: Extras | None = None
+        self.writing: Writing | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no name and no copy is left."""
+        return self.state is State.GONE
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether a hot file holds its bytes."""
+        return self.hot_bytes != NOT_HOT
+
+    @property
+    def placement(self) -> Placement:
+        """Where the user wants it to stay."""
+        return self.extras.placement if self.extras is not None else Placement.AUTO
+
+    def is_pinned(self, now_boot_ns: int) -> bool:
+        """Whether a pin holds now."""
+        if self.extras is None or self.extras.pin_until_ns == PIN_NONE:
+            return False
+        return self.extras.pin_until_ns == PIN_FOREVER or self.extras.pin_until_ns > now_boot_ns
+
+    def more(self) -> Extras:
+        """Return its extras, made on first need."""
+        if self.extras is None:
+            self.extras = Extras()
+        return self.extras
+
+    def meta(self, key: bytes, now: Now) -> BlockMeta:
+        """Return what is written down of it."""
+        extras = self.extras or _NO_EXTRAS
+        pin = extras.pin_until_ns
+        return BlockMeta(
+            generation=self.generation,
+            stamp=self.stamp,
+            key=key,
+            size=self.size,
+            digest=self.digest,
+            mode=self.mode,
+            uid=self.uid,
+            gid=self.gid,
+            created_ns=self.created_ns,
+            mtime_ns=self.mtime_ns,
+            atime_ns=self.atime_ns,
+            expires_ns=now.to_wall(self.expires_ns),
+            pin_until_ns=pin if pin in (PIN_NONE, PIN_FOREVER) else now.to_wall(pin),
+            placement=extras.placement,
+            parent=extras.parent,
+            dtype=extras.dtype,
+            attributes=tuple(extras.attributes.items()),
+        )
+
+    def apply(self, meta: BlockMeta, now: Now) -> None:
+        """Take over what was written down of it."""
+        self.state = State.SEALED
+        self.stamp = meta.stamp
+        self.size = meta.size
+        self.digest = meta.digest
+        self.mode, self.uid, self.gid = meta.mode, meta.uid, meta.gid
+        self.created_ns = meta.created_ns
+        self.mtime_ns = self.ctime_ns = meta.mtime_ns
+        self.atime_ns = meta.atime_ns
+        self.used_ns = min(now.boot_ns, now.to_boot(meta.atime_ns))
+        self.expires_ns = now.to_boot(meta.expires_ns)
+        pin = meta.pin_until_ns
+        if pin not in (PIN_NONE, PIN_FOREVER):
+            pin = now.to_boot(pin)
+        extras = Extras(pin, meta.placement, meta.parent, meta.dtype, dict(meta.attributes))
+        self.extras = None if extras == _NO_EXTRAS else extras
+
+
+_NO_EXTRAS = Extras()
+
+
+class Directory:
+    """A prefix of keys that somebody made, or that blocks lie beneath."""
+
+    __slots__ = (
+        "attributes",
+        "default_ttl_ns",
+        "entries",
+        "gid",
+        "inode",
+        "lookups",
+        "mode",
+        "mtime_ns",
+        "name",
+        "parent",
+        "removed",
+        "stamp",
+        "together",
+        "uid",
+    )
+
+    def __init__(self, inode: int, parent: Directory | None, name: bytes) -> None:
+        self.inode = inode
+        self.parent = parent
+        self.name = name
+        self.entries: dict[bytes, Block | Directory] = {}  # published names only
+        self.mode = 0o755
+        self.uid = 0
+        self.gid = 0
+        self.mtime_ns = 0
+        self.stamp = 0
+        self.default_ttl_ns = -1  # -1: ask the parent; 0: none
+        self.together = False
+        self.lookups = 0
+        self.removed = False
+        self.attributes: dict[bytes, bytes] = {}
+
+    def meta(self, key: bytes) -> DirectoryMeta:
+        """Return what is written down of it."""
+        return DirectoryMeta(
+            inode=self.inode,
+            stamp=self.stamp,
+            key=key,
+            mode=self.mode,
+            uid=self.uid,
+            gid=self.gid,
+            mtime_ns=self.mtime_ns,
+            default_ttl_ns=self.default_ttl_ns,
+            together=self.together,
+            attributes=tuple(self.attributes.items()),
+        )
+
+    def apply(self, meta: DirectoryMeta) -> None:
+        """Take over what was written down of it."""
+        self.stamp = meta.stamp
+        self.mode, self.uid, self.gid = meta.mode, meta.uid, meta.gid
+        self.mtime_ns = meta.mtime_ns
+        self.default_ttl_ns = meta.default_ttl_ns
+        self.together = meta.together
+        self.attributes = dict(meta.attributes)
+
+
+Node = Block | Directory

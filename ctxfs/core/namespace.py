@@ -1,0 +1,194 @@
+"""Names: which key leads to which generation, and for whom.
+
+A published name leads every process to the same block. A generation that is being written and
+was not published yet is known by name only to the process (the *owner*) that writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ctxfs.core.block import Block, Directory, Node
+from ctxfs.core.key import KEY_BYTES_MAX, check_name, split_key
+from ctxfs.errors import (
+    BlockExists,
+    BlockNotFound,
+    DirectoryNotEmpty,
+    IsDirectory,
+    NameTooLong,
+    NotDirectory,
+)
+
+ROOT_INODE = 1
+
+
+class Namespace:
+    """The tree of directories, the published blocks in it, and the private ones beside it."""
+
+    def __init__(self) -> None:
+        self.root = Directory(ROOT_INODE, None, b"")
+        self.by_inode: dict[int, Node] = {ROOT_INODE: self.root}
+        self._private: dict[tuple[int, bytes], list[Block]] = {}
+        self.directory_count = 1
+        # Invariant: a published block b has b.directory.entries[b.name] is b.
+        # Invariant: an unpublished, named block b is in _private[b.directory.inode, b.name].
+
+    # -- keys
+
+    def key_of(self, node: Node) -> bytes:
+        """Return the path below the mount; b"" for the root."""
+        parts = []
+        directory = node.directory if isinstance(node, Block) else node.parent
+        name = node.name
+        while directory is not None:
+            parts.append(name)
+            name, directory = directory.name, directory.parent
+        return b"/".join(reversed(parts))
+
+    def resolve(self, key: bytes) -> Node:
+        """Return what a key leads to. Raises BlockNotFound, NotDirectory."""
+        node: Node = self.root
+        for name in split_key(key) if key else ():
+            if not isinstance(node, Directory):
+                raise NotDirectory(repr(key))
+            child = node.entries.get(name)
+            if child is None:
+                raise BlockNotFound(repr(key))
+            node = child
+        return node
+
+    def find(self, directory: Directory, name: bytes) -> Node | None:
+        """Return what the published name leads to."""
+        return directory.entries.get(name)
+
+    # -- private names
+
+    def private_of(self, directory: Directory, name: bytes) -> list[Block]:
+        """Return the generations being written under this name, newest last."""
+        if not self._private:
+            return []
+        return self._private.get((directory.inode, name), [])
+
+    def private_in(self, directory: Directory) -> Iterator[Block]:
+        """Yield all generations being written under names in this directory."""
+        for (inode, _), blocks in self._private.items():
+            if inode == directory.inode:
+                yield from blocks
+
+    def private_blocks(self) -> Iterator[Block]:
+        """Yield all generations that are known by name to their owners alone."""
+        for blocks in self._private.values():
+            yield from blocks
+
+    def add_private(self, block: Block) -> None:
+        """Make a generation findable by its owner."""
+        check_name(block.name)
+        parent_bytes = len(self.key_of(block.directory))
+        if parent_bytes + 1 + len(block.name) > KEY_BYTES_MAX:
+            raise NameTooLong(f"a key has at most {KEY_BYTES_MAX} bytes")
+        if block.directory.removed:
+            raise BlockNotFound("the directory is gone")
+        self._private.setdefault((block.directory.inode, block.name), []).append(block)
+        self.by_inode[block.generation] = block
+
+    def remove_private(self, block: Block) -> None:
+        """Forget the private name; harmless if there is none."""
+        place = (block.directory.inode, block.name)
+        blocks = self._private.get(place)
+        if blocks is not None and block in blocks:
+            blocks.remove(block)
+            if not blocks:
+                del self._private[place]
+
+    # -- published names
+
+    def publish(self, block: Block, directory: Directory, name: bytes) -> Block | None:
+        """Make the name lead to `block` for everybody, in one step. Returns what it led to."""
+        old = directory.entries.get(name)
+        if isinstance(old, Directory):
+            raise IsDirectory(repr(name))
+        if directory.removed:
+            raise BlockNotFound("the directory is gone")
+        self.unname(block)
+        directory.entries[name] = block
+        block.directory, block.name, block.published = directory, name, True
+        self.by_inode[block.generation] = block
+        if old is not None:
+            old.published = False
+        return old if old is not block else None
+
+    def unname(self, block: Block) -> None:
+        """Take away the block's name, private or published."""
+        if block.published:
+            if block.directory.entries.get(block.name) is block:
+                del block.directory.entries[block.name]
+            block.published = False
+        else:
+            self.remove_private(block)
+
+    def forget(self, node: Node) -> None:
+        """Drop the inode; for nodes without name, open descriptions and kernel references."""
+        inode = node.generation if isinstance(node, Block) else node.inode
+        self.by_inode.pop(inode, None)
+
+    # -- directories
+
+    def make_directory(self, parent: Directory, name: bytes, inode: int) -> Directory:
+        """Make an empty prefix."""
+        check_name(name)
+        if name in parent.entries:
+            raise BlockExists(repr(name))
+        if parent.removed:
+            raise BlockNotFound("the directory is gone")
+        directory = Directory(inode, parent, name)
+        if len(self.key_of(directory)) > KEY_BYTES_MAX:
+            raise NameTooLong(f"a key has at most {KEY_BYTES_MAX} bytes")
+        parent.entries[name] = directory
+        self.by_inode[inode] = directory
+        self.directory_count += 1
+        return directory
+
+    def remove_directory(self, directory: Directory) -> None:
+        """Take away an empty prefix. Private generations beneath do not keep it."""
+        if directory.entries:
+            raise DirectoryNotEmpty(repr(directory.name))
+        assert directory.parent is not None
+        del directory.parent.entries[directory.name]
+        directory.removed = True
+        self.directory_count -= 1
+
+    def move_directory(self, directory: Directory, parent: Directory, name: bytes) -> None:
+        """Rename an empty prefix onto a free name."""
+        check_name(name)
+        if directory.entries:
+            raise DirectoryNotEmpty(repr(directory.name))
+        assert directory.parent is not None
+        del directory.parent.entries[directory.name]
+        directory.parent, directory.name = parent, name
+        parent.entries[name] = directory
+
+    def blocks_beneath(self, directory: Directory) -> Iterator[Block]:
+        """Yield every published block below a prefix."""
+        for node in directory.entries.values():
+            if isinstance(node, Block):
+                yield node
+            else:
+                yield from self.blocks_beneath(node)
+
+    def together_root(self, block: Block) -> Directory | None:
+        """Return the outermost directory that holds the block and is marked `together`."""
+        found = None
+        directory: Directory | None = block.directory
+        while directory is not None:
+            if directory.together:
+                found = directory
+            directory = directory.parent
+        return found
+
+    def default_ttl_ns(self, directory: Directory | None) -> int:
+        """Return the nearest default TTL on the way up; 0 for none, -1 when nobody set one."""
+        while directory is not None:
+            if directory.default_ttl_ns >= 0:
+                return directory.default_ttl_ns
+            directory = directory.parent
+        return -1

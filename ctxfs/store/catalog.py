@@ -1,0 +1,288 @@
+"""The index: every block and directory, where its copies are, and that it is written down.
+
+Nothing here awaits, so each call is one step for everybody else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from ctxfs.core.block import NOT_HOT, Block, Directory, State
+from ctxfs.core.eviction import Lru
+from ctxfs.core.expiry import ExpiryQueue
+from ctxfs.core.meta import (
+    BlockMeta,
+    DirectoryMeta,
+    Drop,
+    Entry,
+    MakeDirectory,
+    Put,
+    RemoveDirectory,
+)
+from ctxfs.core.namespace import Namespace
+from ctxfs.core.times import NEVER, Now
+from ctxfs.store.counters import Counters
+from ctxfs.store.events import Events
+from ctxfs.tiers.cold import ColdTier
+from ctxfs.tiers.hot import HotTier
+
+FIRST_GENERATION = 1024  # inode numbers below are the daemon's own
+FRESH_MAX = 4096  # sealed blocks whose writer may still go on with them
+
+_EXPIRY_SLACK = 1024
+
+
+class Clock(Protocol):
+    """Where the time comes from."""
+
+    def __call__(self) -> Now: ...
+
+
+class Catalog:
+    """Blocks by name and by inode, in the order in which they leave each tier."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        hot: HotTier,
+        cold: ColdTier | None,
+        events: Events,
+        counters: Counters,
+    ) -> None:
+        self.clock = clock
+        self.hot = hot
+        self.cold = cold
+        self.events = events
+        self.counters = counters
+        self.names = Namespace()
+        self.hot_order = Lru()
+        self.cold_order = Lru()
+        self.expiry = ExpiryQueue()
+        self.expiry_changed: Callable[[], None] = lambda: None
+        self.default_ttl_ns = 0  # where no directory says otherwise; 0: none
+        self.block_count = 0
+        self.writing_count = 0
+        self.next_generation = FIRST_GENERATION
+        self.next_stamp = 1
+        # Sealed, and nobody but the process that wrote it opened it since: generation → process.
+        self.fresh: OrderedDict[int, int] = OrderedDict()
+        # What fsync put on the cold tier of generations that are still being written.
+        self.durable: dict[int, BlockMeta] = {}
+        # Invariant: sealed blocks with a hot copy are in hot_order, those the cold tier holds are
+        # in cold_order; writing and gone blocks are in neither.
+
+    # -- numbers
+
+    def new_generation(self) -> int:
+        """Return a number no content ever had."""
+        self.next_generation += 1
+        return self.next_generation - 1
+
+    def new_stamp(self) -> int:
+        """Return a number higher than that of any change before."""
+        self.next_stamp += 1
+        return self.next_stamp - 1
+
+    # -- writing down
+
+    def record(self, block: Block) -> None:
+        """Write down a sealed block after a change of its attributes or name."""
+        block.stamp = self.new_stamp()
+        entry = Put(block.meta(self.names.key_of(block), self.clock()))
+        self.hot.record(entry)
+        if self.cold is not None and self.cold.holds(block.generation):
+            self.cold.note(entry)
+
+    def record_directory(self, directory: Directory) -> None:
+        """Write down a directory after a change."""
+        directory.stamp = self.new_stamp()
+        self._record_everywhere(MakeDirectory(directory.meta(self.names.key_of(directory))))
+
+    def _record_everywhere(self, entry: Entry) -> None:
+        self.hot.record(entry)
+        if self.cold is not None:
+            self.cold.note(entry)
+
+    def describe(self, generation: int) -> BlockMeta | None:
+        """Return what is to be written down of a live block; None for any other."""
+        block = self.names.by_inode.get(generation)
+        if not isinstance(block, Block) or block.is_gone or not block.stamp:
+            return None
+        if block.state is State.WRITING:
+            return self.durable.get(generation)
+        return block.meta(self.names.key_of(block), self.clock())
+
+    def describe_directory(self, inode: int) -> DirectoryMeta | None:
+        """Return what is to be written down of a live directory; None for any other."""
+        directory = self.names.by_inode.get(inode)
+        if not isinstance(directory, Directory) or directory.removed or not directory.stamp:
+            return None
+        return directory.meta(self.names.key_of(directory))
+
+    def journal_entries(self) -> Iterator[Entry]:
+        """Yield what a rewritten hot journal must hold, if the cold tier has been synced."""
+        now = self.clock()
+        for node in self.names.by_inode.values():
+            if isinstance(node, Directory):
+                if node.stamp and not node.removed:
+                    yield MakeDirectory(node.meta(self.names.key_of(node)))
+            elif node.state is State.SEALED and node.is_hot:
+                yield Put(node.meta(self.names.key_of(node), now))
+
+    # -- copies
+
+    def cold_bytes(self, block: Block) -> int:
+        """Physical bytes of the cold copy; 0 if there is none."""
+        return self.cold.physical_bytes(block.generation) if self.is_cold(block) else 0  # type: ignore[union-attr]
+
+    def is_cold(self, block: Block) -> bool:
+        """Whether the cold tier holds a copy."""
+        return self.cold is not None and self.cold.holds(block.generation)
+
+    def drop_hot(self, block: Block) -> None:
+        """Remove the hot copy; the room comes back when nobody has it open any more."""
+        if block.is_hot:
+            self.hot.remove(block.generation, block.hot_bytes)
+            block.hot_bytes = NOT_HOT
+            self.hot_order.remove(block)
+
+    def drop(self, block: Block) -> None:
+        """End a generation: no name, no copies. Bytes that are open last until they are closed."""
+        if block.is_gone:
+            return
+        if block.published:
+            block.directory.mtime_ns = self.clock().wall_ns
+        self.names.unname(block)
+        if block.state is State.WRITING:
+            self.writing_count -= 1
+        self.block_count -= 1
+        block.state = State.GONE
+        block.expires_ns = NEVER
+        self.drop_hot(block)
+        self.cold_order.remove(block)
+        self.fresh.pop(block.generation, None)
+        self.durable.pop(block.generation, None)
+        if block.stamp:
+            stamp = self.new_stamp()
+            self.hot.record(Drop(block.generation, stamp))
+            if self.is_cold(block):
+                assert self.cold is not None
+                self.cold.drop(block.generation, stamp)
+        self.forget_if_unused(block)
+
+    def forget_if_unused(self, node: Block | Directory) -> None:
+        """Let go of an inode that neither a name, an open description nor the kernel needs."""
+        if isinstance(node, Block):
+            if node.is_gone and not node.opens and not node.lookups:
+                self.names.forget(node)
+        elif node.removed and not node.lookups:
+            self.names.forget(node)
+
+    # -- blocks and directories come and go
+
+    def new_block(self, directory: Directory, name: bytes) -> Block:
+        """Return a new, unpublished generation with default lifetime."""
+        block = Block(self.new_generation(), directory, name)
+        now = self.clock()
+        block.created_ns = block.mtime_ns = block.ctime_ns = block.atime_ns = now.wall_ns
+        block.used_ns = now.boot_ns
+        self.names.add_private(block)
+        self.block_count += 1
+        self.writing_count += 1
+        ttl_ns = self.names.default_ttl_ns(directory)
+        if ttl_ns < 0:
+            ttl_ns = self.default_ttl_ns
+        self.set_expiry(block, now.boot_ns + ttl_ns if ttl_ns > 0 else NEVER)
+        return block
+
+    def set_expiry(self, block: Block, deadline_boot_ns: int) -> None:
+        """Give a block its deadline."""
+        block.expires_ns = deadline_boot_ns
+        self.expiry.set(block.generation, deadline_boot_ns)
+        if len(self.expiry) > 2 * self.block_count + _EXPIRY_SLACK:
+            self.expiry.compact(self.deadline_of)
+        self.expiry_changed()
+
+    def deadline_of(self, generation: int) -> int:
+        """Return the current deadline of a generation, NEVER if it is gone."""
+        node = self.names.by_inode.get(generation)
+        return node.expires_ns if isinstance(node, Block) else NEVER
+
+    def publish(self, block: Block, directory: Directory, name: bytes) -> None:
+        """Switch a name to a generation; what it led to before is over."""
+        now = self.clock()
+        was_published = block.published
+        if was_published:
+            block.directory.mtime_ns = now.wall_ns
+        old = self.names.publish(block, directory, name)
+        directory.mtime_ns = block.ctime_ns = now.wall_ns
+        if not was_published:
+            block.mtime_ns = now.wall_ns
+            self.counters.published += 1
+        if block.state is State.SEALED:
+            self.record(block)
+        if old is not None:
+            self.drop(old)
+
+    def sealed(self, block: Block, digest: bytes) -> None:
+        """A generation became immutable."""
+        owner = block.writing.owner if block.writing is not None else 0
+        seen = block.writing is None or block.writing.seen
+        block.digest = digest
+        block.state = State.SEALED
+        block.writing = None
+        self.writing_count -= 1
+        self.durable.pop(block.generation, None)
+        self.hot_order.add(block)
+        if self.is_cold(block):
+            self.cold_order.add(block)
+        if not seen:
+            self.fresh[block.generation] = owner
+            if len(self.fresh) > FRESH_MAX:
+                self.fresh.popitem(last=False)
+        self.record(block)
+        self.counters.sealed += 1
+        self.counters.sealed_bytes += block.size
+        self.tell("sealed", block, tier="hot")
+
+    def unsealed(self, block: Block) -> None:
+        """A generation that nobody else saw is being written again."""
+        block.state = State.WRITING
+        self.writing_count += 1
+        self.hot_order.remove(block)
+        self.fresh.pop(block.generation, None)
+        block.digest = b""
+        block.stamp = self.new_stamp()
+        self.hot.record(Drop(block.generation, block.stamp))
+
+    def make_directory(self, parent: Directory, name: bytes) -> Directory:
+        """Make an empty prefix. The caller sets owner and mode, then records it."""
+        directory = self.names.make_directory(parent, name, self.new_generation())
+        directory.mtime_ns = parent.mtime_ns = self.clock().wall_ns
+        return directory
+
+    def remove_directory(self, directory: Directory) -> None:
+        """Take away an empty prefix."""
+        parent = directory.parent
+        self.names.remove_directory(directory)
+        assert parent is not None
+        parent.mtime_ns = self.clock().wall_ns
+        if directory.stamp:
+            self._record_everywhere(RemoveDirectory(directory.inode, self.new_stamp()))
+        self.forget_if_unused(directory)
+
+    # -- telling
+
+    def tell(self, kind: str, block: Block, **facts: object) -> None:
+        """Emit an event about a block."""
+        self.events.emit(
+            kind,
+            self.clock().wall_ns,
+            key=os.fsdecode(self.names.key_of(block)),
+            generation=block.generation,
+            size_bytes=block.size,
+            **facts,
+        )

@@ -1,0 +1,32 @@
+"""What the store counts, from start on. Names are those of `.ctx/stats`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Numbers that only grow."""
+
+    opens: int = 0
+    hits_hot: int = 0
+    hits_cold: int = 0
+    misses: int = 0
+    creates: int = 0
+    published: int = 0
+    sealed: int = 0
+    sealed_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    promoted: int = 0
+    promoted_bytes: int = 0
+    demoted: int = 0
+    demoted_bytes: int = 0
+    evicted: int = 0
+    evicted_bytes: int = 0
+    expired: int = 0
+    expired_bytes: int = 0
+    corrupt: int = 0  # copies whose bytes did not match their digest
+    trouble: int = 0  # requests answered as a miss because a tier failed
+    no_space: int = 0
+    room_waits: int = 0
+    discarded: int = 0  # generations whose writer died before they were published

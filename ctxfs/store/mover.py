@@ -1,0 +1,450 @@
+"""Moves blocks between tiers, and makes room. What goes is decided in core; this carries it out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import trio
+
+from ctxfs.codec.digest import digest
+from ctxfs.core.block import Block, Directory, State
+from ctxfs.core.eviction import choose
+from ctxfs.core.key import is_temporary
+from ctxfs.core.meta import BlockMeta, Placement, Put
+from ctxfs.device.engine import Span
+from ctxfs.device.mapping import Mapping
+from ctxfs.errors import (
+    BlockNotFound,
+    CopyCorrupt,
+    CtxfsError,
+    DeadlineExceeded,
+    DeviceError,
+    TierFull,
+)
+from ctxfs.store.catalog import Catalog
+from ctxfs.tiers.hot import HotFile, physical_ceiling
+
+log = logging.getLogger(__name__)
+
+DEMOTIONS_AT_ONCE = 8
+DIGEST_INLINE_BYTES = 128 << 10  # below this a thread costs more than the digest
+COLD_ROOM_TRIES = 8
+ANONYMOUS = -1  # a mapping of no file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoverLimits:
+    """When the hot tier makes room, and how long anybody waits."""
+
+    high_ratio: float
+    low_ratio: float
+    room_wait_s: float
+    read_deadline_s: float
+    temporary_wait_ns: int
+
+
+@dataclass(slots=True)
+class _Flight:
+    """One promotion, however many wait for it."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    error: CtxfsError | None = None
+
+
+class Mover:
+    """The only one who holds two tiers."""
+
+    def __init__(self, catalog: Catalog, limits: MoverLimits) -> None:
+        self._catalog = catalog
+        self.limits = limits
+        self._hot = catalog.hot
+        self._cold = catalog.cold
+        self._turn = trio.StrictFIFOLock()  # one at a time makes room, in order of asking
+        self._changed = trio.Event()
+        self._crowded = trio.Event()
+        self._flights: dict[int, _Flight] = {}
+        self._moving: set[int] = set()
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve: promotions that outlive who asked for them, and room made ahead of need."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            while True:
+                await self._crowded.wait()
+                self._crowded = trio.Event()
+                await self._make_room_ahead()
+
+    # -- room in the hot tier
+
+    def lease_ended(self) -> None:
+        """Somebody let go of bytes; who waits for room may try again."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def reserve(self, need_bytes: int, own: HotFile | None = None) -> None:
+        """Set room aside in the hot tier, evicting or demoting what may go.
+
+        `own` is the file that is to grow. Raises TierFull at once where nothing may ever go,
+        otherwise after the room wait.
+        """
+        if need_bytes <= 0:
+            return
+        if not self._turn.locked() and self._hot.try_reserve(need_bytes):
+            self._look_ahead()
+            return
+        own_bytes = own.physical_bytes if own is not None else 0
+        if need_bytes + own_bytes > self._hot.capacity_bytes:
+            self._catalog.counters.no_space += 1
+            raise TierFull("the block is larger than the hot tier")
+        self._catalog.counters.room_waits += 1
+        with trio.move_on_after(self.limits.room_wait_s):
+            async with self._turn:
+                while not self._hot.try_reserve(need_bytes):
+                    await self._free_or_wait(need_bytes - self._hot.room_bytes)
+                return
+        self._catalog.counters.no_space += 1
+        raise TierFull("the hot tier is full and what is in it may not go")
+
+    def _look_ahead(self) -> None:
+        used = self._hot.used_bytes + self._hot.reserved_bytes
+        if used > self.limits.high_ratio * self._hot.capacity_bytes:
+            self._crowded.set()
+
+    async def _make_room_ahead(self) -> None:
+        used = self._hot.used_bytes + self._hot.reserved_bytes
+        excess = used - int(self.limits.low_ratio * self._hot.capacity_bytes)
+        victims = self._victims(excess, strict=True)
+        await self._leave_hot_all(victims)
+
+    async def _free_or_wait(self, need_bytes: int) -> None:
+        changed = self._changed
+        victims = self._victims(need_bytes, strict=True)
+        if not victims:
+            victims = self._victims(need_bytes, strict=False)
+        if victims and await self._leave_hot_all(victims):
+            return
+        if not self._may_change():
+            self._catalog.counters.no_space += 1
+            raise TierFull("the hot tier is full and nothing in it may go")
+        await changed.wait()
+
+    def _may_change(self) -> bool:
+        """Whether room may come back by itself: something moves, is written, or is open."""
+        if self._moving or self._catalog.writing_count:
+            return True
+        return any(block.opens for block in self._catalog.hot_order.leaving())
+
+    def _victims(self, need_bytes: int, *, strict: bool) -> list[Block]:
+        now = self._catalog.clock()
+
+        def may_go(block: Block) -> bool:
+            if block.opens or block.generation in self._moving:
+                return False
+            if block.placement is Placement.HOT:
+                return False
+            if self._catalog.is_cold(block):
+                return True
+            young = now.boot_ns - block.used_ns < self.limits.temporary_wait_ns
+            if strict and young and is_temporary(block.name):
+                return False
+            return self._cold is not None or self.may_evict(block, now.boot_ns)
+
+        order = self._catalog.hot_order.leaving()
+        return choose(order, need_bytes, lambda block: max(block.hot_bytes, 1), may_go)
+
+    async def _leave_hot_all(self, victims: list[Block]) -> bool:
+        """Carry out; True if at least one left."""
+        freed = False
+        limiter = trio.CapacityLimiter(DEMOTIONS_AT_ONCE)
+
+        async def leave(block: Block) -> None:
+            nonlocal freed
+            async with limiter:
+                if await self._leave_hot(block):
+                    freed = True
+
+        async with trio.open_nursery() as nursery:
+            for block in victims:
+                if self._catalog.is_cold(block) or self._cold is None:
+                    freed |= await self._leave_hot(block)
+                else:
+                    nursery.start_soon(leave, block)
+        self.lease_ended()
+        return freed
+
+    async def _leave_hot(self, block: Block) -> bool:
+        if block.state is not State.SEALED or block.opens or not block.is_hot:
+            return block.is_gone
+        if self._catalog.is_cold(block):
+            self._catalog.drop_hot(block)
+            self._catalog.tell("moved", block, **{"from": "hot", "to": "cold"})
+            return True
+        if self._cold is not None:
+            try:
+                await self.demote(block)
+                return not block.is_hot
+            except CtxfsError as error:
+                log.warning("cannot move %r to the cold tier: %s", block.name, error)
+        if not self.may_evict(block, self._catalog.clock().boot_ns):
+            return False
+        self.evict(block)
+        return True
+
+    def is_moving(self, block: Block) -> bool:
+        """Whether a copy of it is being made."""
+        return block.generation in self._moving
+
+    # -- down
+
+    async def demote(self, block: Block, *, keep_hot: bool = False) -> None:
+        """Write a sealed block to the cold tier; then drop its hot copy unless it is open.
+
+        Raises TierFull, DeviceError, BlockNotFound if the block went away meanwhile.
+        """
+        cold = self._cold
+        assert cold is not None
+        while block.generation in self._moving:
+            await self._changed.wait()
+        if block.is_gone:
+            raise BlockNotFound("it went away before it could be moved")
+        if not self._catalog.is_cold(block):
+            self._moving.add(block.generation)
+            try:
+                await self._write_cold(block)
+            finally:
+                self._moving.discard(block.generation)
+                self.lease_ended()
+        if not keep_hot and not block.opens and block.is_hot:
+            self._catalog.drop_hot(block)
+
+    async def _write_cold(self, block: Block) -> None:
+        assert self._cold is not None
+        meta = block.meta(self._catalog.names.key_of(block), self._catalog.clock())
+        with self._hot_file(block) as file:
+            await self.put_cold(meta, file.mapping().span())
+        if block.is_gone:
+            self._cold.drop(block.generation, self._catalog.new_stamp())
+            raise BlockNotFound("it went away while it was moved")
+        if block.stamp != meta.stamp:  # its attributes changed while it was written
+            key = self._catalog.names.key_of(block)
+            self._cold.note(Put(block.meta(key, self._catalog.clock())))
+        self._catalog.cold_order.add(block)
+        self._catalog.fresh.pop(block.generation, None)
+        self._catalog.counters.demoted += 1
+        self._catalog.counters.demoted_bytes += block.size
+        self._catalog.tell("moved", block, **{"from": "hot", "to": "cold"})
+
+    @contextlib.contextmanager
+    def _hot_file(self, block: Block) -> Iterator[HotFile]:
+        """Lease the hot file; a file that was removed behind our back is a lost block."""
+        try:
+            file = self._hot.acquire(block.generation)
+        except FileNotFoundError as error:
+            self.lost_hot(block)
+            raise BlockNotFound("its hot file is gone") from error
+        try:
+            yield file
+        finally:
+            self._hot.release(file)
+
+    def lost_hot(self, block: Block) -> None:
+        """The hot file is gone or wrong: go on with the cold copy, or without the block."""
+        self._catalog.counters.trouble += 1
+        self._catalog.tell("trouble", block, tier="hot")
+        log.error("the hot file of %r is gone", block.name)
+        if self._catalog.is_cold(block):
+            self._catalog.drop_hot(block)
+        else:
+            self._catalog.drop(block)
+
+    async def put_cold(self, meta: BlockMeta, span: Span) -> None:
+        """Write to the cold tier, evicting from it what may go. Raises TierFull, DeviceError."""
+        assert self._cold is not None
+        for _ in range(COLD_ROOM_TRIES):
+            try:
+                await self._cold.put(meta, span)
+                return
+            except TierFull:
+                if not self._evict_cold(meta.generation, physical_ceiling(meta.size) + 8192):
+                    raise
+        raise TierFull("the cold tier is full")
+
+    def _evict_cold(self, but: int, need_bytes: int) -> bool:
+        """Drop the coldest blocks that may go; True if any did."""
+        now_ns = self._catalog.clock().boot_ns
+
+        def may_go(block: Block) -> bool:
+            if block.opens or block.generation in self._moving or block.generation == but:
+                return False
+            return self.may_evict(block, now_ns)
+
+        order = self._catalog.cold_order.leaving()
+        victims = choose(order, need_bytes, self._catalog.cold_bytes, may_go)
+        for block in victims:
+            if not block.is_gone:  # it may have gone together with another
+                self.evict(block)
+        return bool(victims)
+
+    # -- out
+
+    def may_evict(self, block: Block, now_ns: int) -> bool:
+        """Whether nothing that would go with this block is pinned."""
+        if block.is_pinned(now_ns):
+            return False
+        root = self._catalog.names.together_root(block)
+        if root is None:
+            return True
+        return not any(b.is_pinned(now_ns) for b in self._catalog.names.blocks_beneath(root))
+
+    def evict(self, block: Block) -> None:
+        """Drop a block for room, with those it must not be parted from."""
+        for gone in self.drop_together(block):
+            self._catalog.counters.evicted += 1
+            self._catalog.counters.evicted_bytes += gone.size
+            self._catalog.tell("evicted", gone)
+
+    def drop_together(self, block: Block) -> list[Block]:
+        """Drop a block; in a `together` directory all that is in there, and the directory."""
+        root = self._catalog.names.together_root(block)
+        if root is None:
+            self._catalog.drop(block)
+            return [block]
+        blocks = list(self._catalog.names.blocks_beneath(root))
+        for each in blocks:
+            self._catalog.drop(each)
+        self._remove_tree(root)
+        return blocks
+
+    def _remove_tree(self, directory: Directory) -> None:
+        for node in list(directory.entries.values()):
+            assert isinstance(node, Directory)
+            self._remove_tree(node)
+        if directory.parent is not None:
+            self._catalog.remove_directory(directory)
+
+    # -- up
+
+    async def ensure_hot(self, block: Block) -> None:
+        """Return when the block has a hot copy. The caller holds a lease (`opens`).
+
+        Raises BlockNotFound, CopyCorrupt, DeviceError, DeadlineExceeded, TierFull.
+        """
+        if block.is_hot:
+            return
+        if not self._catalog.is_cold(block):
+            raise BlockNotFound("no tier holds it")
+        flight = self._flights.get(block.generation)
+        if flight is None:
+            flight = self._flights[block.generation] = _Flight()
+            assert self._nursery is not None
+            self._nursery.start_soon(self._fly, block, flight)
+        with trio.move_on_after(self.limits.read_deadline_s):
+            await flight.done.wait()
+            if flight.error is not None:
+                raise type(flight.error)(str(flight.error))
+            return
+        raise DeadlineExceeded("the cold tier did not answer in time")
+
+    async def _fly(self, block: Block, flight: _Flight) -> None:
+        block.opens += 1
+        self._moving.add(block.generation)
+        try:
+            await self._promote(block)
+        except CtxfsError as error:
+            flight.error = error
+        finally:
+            block.opens -= 1
+            self._moving.discard(block.generation)
+            del self._flights[block.generation]
+            flight.done.set()
+            self._catalog.forget_if_unused(block)
+            self.lease_ended()
+
+    async def _promote(self, block: Block) -> None:
+        assert self._cold is not None
+        need = physical_ceiling(block.size)
+        await self.reserve(need)
+        file: HotFile | None = None
+        try:
+            file = self._hot.create(block.generation)
+            self._hot.truncate(file, block.size)
+            span = file.mapping().span()
+            await self._cold.get(block.generation, span)
+            self._hot.settle(file)
+            if await content_digest(file) != block.digest:
+                raise CopyCorrupt("the cold copy does not match its digest")
+            if block.is_gone:
+                raise BlockNotFound("it went away while it was promoted")
+            block.hot_bytes = file.physical_bytes
+            self._catalog.hot_order.add(block)
+        except BaseException as error:
+            if file is not None:
+                self._hot.settle(file)
+                self._hot.remove(block.generation, file.physical_bytes)
+            if isinstance(error, DeviceError):
+                self._copy_failed(block, error)
+            raise
+        finally:
+            if file is not None:
+                self._hot.release(file)
+            self._hot.unreserve(need)
+        self._catalog.counters.promoted += 1
+        self._catalog.counters.promoted_bytes += block.size
+        self._catalog.tell("moved", block, **{"from": "cold", "to": "hot"})
+
+    async def verify(self, block: Block) -> None:
+        """Compare every copy with the digest. Raises CopyCorrupt when one was bad and dropped."""
+        bad = []
+        block.opens += 1
+        try:
+            if block.is_hot:
+                with self._hot_file(block) as file:
+                    good = await content_digest(file) == block.digest
+                if not good:
+                    bad.append("hot")
+            if self._catalog.is_cold(block) and not await self._verify_cold(block):
+                bad.append("cold")
+        finally:
+            block.opens -= 1
+        if not bad:
+            return
+        for tier in bad:
+            self._catalog.counters.corrupt += 1
+            self._catalog.tell("corrupt", block, tier=tier)
+        if bad == ["hot"] and self._catalog.is_cold(block):
+            self._catalog.drop_hot(block)
+        else:  # a generation's cold copy cannot be taken back without the generation
+            self._catalog.drop(block)
+        raise CopyCorrupt(f"bad copy: {', '.join(bad)}")
+
+    async def _verify_cold(self, block: Block) -> bool:
+        assert self._cold is not None
+        with Mapping(ANONYMOUS, block.size) as mapping:
+            try:
+                await self._cold.get(block.generation, mapping.span())
+            except DeviceError as error:
+                log.error("the cold copy of %r cannot be read: %s", block.name, error)
+                return False
+            result = await trio.to_thread.run_sync(digest, mapping.view)
+        return result == block.digest
+
+    def _copy_failed(self, block: Block, error: DeviceError) -> None:
+        """A copy that cannot be read, or is not what was written, is dropped, never served."""
+        if isinstance(error, CopyCorrupt):
+            self._catalog.counters.corrupt += 1
+            self._catalog.tell("corrupt", block, tier="cold")
+        log.error("the cold copy of %r is lost: %s", block.name, error)
+        self._catalog.drop(block)
+
+
+async def content_digest(file: HotFile) -> bytes:
+    """Return the digest of a file that nobody changes, in a thread when that pays."""
+    view = file.mapping().view
+    if file.size <= DIGEST_INLINE_BYTES:
+        return digest(view)
+    return await trio.to_thread.run_sync(digest, view)

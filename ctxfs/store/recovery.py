@@ -1,0 +1,212 @@
+"""What a starting daemon believes: the cold tier's records, overlaid with the hot journal.
+
+Where two records disagree the higher stamp is right. A hot file that no journal entry claims, or
+whose size is not the recorded one, was not sealed: it is removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ctxfs.core.block import Block, Directory
+from ctxfs.core.key import split_key
+from ctxfs.core.meta import (
+    BlockMeta,
+    DirectoryMeta,
+    Drop,
+    Entry,
+    MakeDirectory,
+    Put,
+    RemoveDirectory,
+)
+from ctxfs.core.times import NEVER, Now
+from ctxfs.errors import CtxfsError
+from ctxfs.store.catalog import Catalog
+from ctxfs.tiers.cold import Recovered
+from ctxfs.tiers.hot import FoundFile
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Journalled:
+    """The hot journal, folded."""
+
+    blocks: dict[int, BlockMeta] = field(default_factory=dict)
+    dropped: dict[int, int] = field(default_factory=dict)  # generation → stamp
+    directories: dict[int, DirectoryMeta] = field(default_factory=dict)
+    removed: dict[int, int] = field(default_factory=dict)  # inode → stamp
+    highest_number: int = 0
+    highest_stamp: int = 0
+
+
+def fold(entries: Iterable[Entry]) -> Journalled:
+    """Fold journal entries in their order; the last word on each number holds."""
+    state = Journalled()
+    for entry in entries:
+        match entry:
+            case Put(meta):
+                number, stamp = meta.generation, meta.stamp
+                state.blocks[number] = meta
+                state.dropped.pop(number, None)
+            case Drop(number, stamp):
+                state.blocks.pop(number, None)
+                state.dropped[number] = stamp
+            case MakeDirectory(directory):
+                number, stamp = directory.inode, directory.stamp
+                state.directories[number] = directory
+            case RemoveDirectory(number, stamp):
+                state.directories.pop(number, None)
+                state.removed[number] = stamp
+        state.highest_number = max(state.highest_number, number)
+        state.highest_stamp = max(state.highest_stamp, stamp)
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What was found, for the log."""
+
+    blocks: int
+    hot: int
+    cold: int
+    directories: int
+    unsealed: int
+
+
+def recover(catalog: Catalog, cold: Recovered | None) -> RecoveryReport:
+    """Fill an empty catalog. Removes what was unsealed, and tells the cold tier what is gone."""
+    journal = fold(catalog.hot.journal.load())
+    highest_number, highest_stamp = journal.highest_number, journal.highest_stamp
+    metas = dict(cold.blocks) if cold is not None else {}
+    directories = {d.inode: d for d in cold.directories} if cold is not None else {}
+    if cold is not None:
+        highest_number = max(highest_number, cold.highest_number)
+        highest_stamp = max(highest_stamp, cold.highest_stamp)
+    catalog.next_generation = max(catalog.next_generation, highest_number + 1)
+    catalog.next_stamp = highest_stamp + 1
+
+    _overlay_directories(directories, journal)
+    _make_directories(catalog, directories.values())
+    files = {found.generation: found for found in catalog.hot.scan()}
+    _overlay_blocks(catalog, metas, journal, files)
+    unsealed = _add_blocks(catalog, metas, files)
+    for found in files.values():
+        catalog.hot.remove(found.generation, found.physical_bytes)
+    return RecoveryReport(
+        blocks=catalog.block_count,
+        hot=len(catalog.hot_order),
+        cold=len(catalog.cold_order),
+        directories=catalog.names.directory_count,
+        unsealed=unsealed + len(files),
+    )
+
+
+def _overlay_directories(directories: dict[int, DirectoryMeta], journal: Journalled) -> None:
+    for inode, meta in journal.directories.items():
+        known = directories.get(inode)
+        if known is None or known.stamp < meta.stamp:
+            directories[inode] = meta
+    for inode, stamp in journal.removed.items():
+        known = directories.get(inode)
+        if known is not None and known.stamp < stamp:
+            del directories[inode]
+
+
+def _make_directories(catalog: Catalog, metas: Iterable[DirectoryMeta]) -> None:
+    # Of two with one key the later one is right, so the earlier comes first and is replaced.
+    for meta in sorted(metas, key=lambda m: (m.key.count(b"/") if m.key else -1, m.stamp)):
+        if not meta.key:
+            catalog.names.root.apply(meta)
+            continue
+        try:
+            _directory(catalog, split_key(meta.key), meta)
+        except CtxfsError as error:
+            log.warning("directory %r cannot be made again: %s", meta.key, error)
+
+
+def _directory(catalog: Catalog, names: list[bytes], meta: DirectoryMeta | None) -> Directory:
+    """Return the directory with this path, made with its parents where it is missing."""
+    directory = catalog.names.root
+    for depth, name in enumerate(names, 1):
+        child = directory.entries.get(name)
+        if not isinstance(child, Directory):
+            last = depth == len(names)
+            inode = meta.inode if last and meta is not None else catalog.new_generation()
+            child = catalog.names.make_directory(directory, name, inode)
+            child.mode, child.uid, child.gid = directory.mode, directory.uid, directory.gid
+        directory = child
+    if meta is not None:
+        directory.apply(meta)
+    return directory
+
+
+def _overlay_blocks(
+    catalog: Catalog,
+    metas: dict[int, BlockMeta],
+    journal: Journalled,
+    files: dict[int, FoundFile],
+) -> None:
+    """Merge the journal into what the cold tier knows."""
+    for generation, stamp in journal.dropped.items():
+        if metas.pop(generation, None) is not None and catalog.cold is not None:
+            catalog.cold.drop(generation, max(stamp, 1))
+    for generation, meta in journal.blocks.items():
+        known = metas.get(generation)
+        if known is None and generation not in files:
+            continue  # its hot copy is gone with the machine's memory
+        if known is None or known.stamp < meta.stamp:
+            metas[generation] = meta
+            if known is not None and catalog.cold is not None:
+                catalog.cold.note(Put(meta))
+
+
+def _add_blocks(catalog: Catalog, metas: dict[int, BlockMeta], files: dict[int, FoundFile]) -> int:
+    """Make the blocks, least recently used first. Takes from `files` what is claimed."""
+    now = catalog.clock()
+    lost = 0
+    for meta in sorted(metas.values(), key=operator.attrgetter("stamp")):
+        try:
+            names = split_key(meta.key)
+            directory = _directory(catalog, names[:-1], None)
+        except CtxfsError as error:
+            log.warning("block %r cannot be found again: %s", meta.key, error)
+            continue
+        _add_block(catalog, directory, names[-1], meta, now)
+    by_use = sorted(_blocks(catalog), key=operator.attrgetter("used_ns"))
+    for block in by_use:
+        found = files.get(block.generation)
+        if found is not None and found.size == block.size:
+            del files[block.generation]
+            block.hot_bytes = found.physical_bytes
+            catalog.hot_order.add(block)
+        if catalog.is_cold(block):
+            catalog.cold_order.add(block)
+        elif not block.is_hot:
+            lost += 1
+            catalog.drop(block)
+    return lost
+
+
+def _blocks(catalog: Catalog) -> list[Block]:
+    return [node for node in catalog.names.by_inode.values() if isinstance(node, Block)]
+
+
+def _add_block(
+    catalog: Catalog, directory: Directory, name: bytes, meta: BlockMeta, now: Now
+) -> None:
+    old = directory.entries.get(name)
+    if isinstance(old, Directory):
+        log.warning("block %r gives way to a directory of that name", meta.key)
+        return
+    block = Block(meta.generation, directory, name)
+    block.apply(meta, now)
+    catalog.block_count += 1
+    if old is not None:  # the stamp of this one is higher
+        catalog.drop(old)
+    catalog.names.publish(block, directory, name)
+    if block.expires_ns != NEVER:
+        catalog.expiry.set(block.generation, block.expires_ns)

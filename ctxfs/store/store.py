@@ -1,0 +1,694 @@
+"""The one door for everybody: create, open, read, write, publish, seal, rename, unlink, expire."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import trio
+
+from ctxfs.codec.digest import EMPTY
+from ctxfs.core.block import Block, Directory, Extras, Node, State, Writing
+from ctxfs.core.meta import Placement
+from ctxfs.errors import (
+    BlockExists,
+    BlockNotFound,
+    CtxfsError,
+    DeviceError,
+    IsDirectory,
+    NotDirectory,
+    NotPermitted,
+    TierFull,
+)
+from ctxfs.store.catalog import Catalog
+from ctxfs.store.mover import Mover, content_digest
+from ctxfs.tiers.hot import HotFile
+
+log = logging.getLogger(__name__)
+
+COPY_BYTES = 8 << 20  # of a block that starts as a copy, per system call
+SYNC_TRIES = 4
+ABANDONED_NS = 10_000_000_000  # a generation that was made for an open that never came
+
+
+@dataclass(frozen=True, slots=True)
+class NewOwner:
+    """Whose a new block or directory is."""
+
+    uid: int
+    gid: int
+    mode: int
+
+
+class Handle:
+    """One open description. Holds a lease on the block's bytes until `Store.release`."""
+
+    __slots__ = ("block", "file", "owner", "writable", "wrote")
+
+    def __init__(self, block: Block, file: HotFile, owner: int, *, writable: bool) -> None:
+        self.block = block
+        self.file = file
+        self.owner = owner
+        self.writable = writable
+        self.wrote = False
+
+
+class Store:
+    """Blocks as programs see them. Errors are CtxfsError; anything else is a bug."""
+
+    def __init__(self, catalog: Catalog, mover: Mover, *, block_bytes_max: int) -> None:
+        self.catalog = catalog
+        self.mover = mover
+        self._hot = catalog.hot
+        self._cold = catalog.cold
+        self.block_bytes_max = block_bytes_max
+        self._nursery: trio.Nursery | None = None
+        # While a digest is computed from a mapping, nobody may shorten the file beneath it.
+        self._frozen: dict[int, trio.Event] = {}
+        self._expiry_wake = trio.Event()
+        catalog.expiry_changed = self._wake_expiry
+
+    async def promote(self, block: Block) -> None:
+        """Return when the block has a hot copy."""
+        block.opens += 1
+        try:
+            await self.mover.ensure_hot(block)
+        finally:
+            block.opens -= 1
+            self.catalog.forget_if_unused(block)
+            self.mover.lease_ended()
+
+    def prefetch(self, block: Block, *, chain: bool) -> None:
+        """Start bringing a block to the hot tier, with `chain` its descendants after it."""
+        assert self._nursery is not None
+        self._nursery.start_soon(self._prefetch, block, chain)
+
+    async def _prefetch(self, block: Block, chain: bool) -> None:
+        wanted = [block, *self._descendants(block)] if chain else [block]
+        for each in wanted:
+            if each.state is not State.SEALED:
+                continue
+            try:
+                await self.promote(each)
+            except CtxfsError as error:
+                log.info("prefetch of %r ended: %s", each.name, error)
+                return
+
+    def _descendants(self, block: Block) -> list[Block]:
+        """Blocks whose chain of parents leads here, the nearest first."""
+        children: dict[bytes, list[Block]] = {}
+        for node in self.catalog.names.by_inode.values():
+            if isinstance(node, Block) and node.extras is not None and node.extras.parent:
+                children.setdefault(node.extras.parent, []).append(node)
+        found = [block]
+        for each in found:
+            found += children.pop(self.catalog.names.key_of(each), ())
+        return found[1:]
+
+    async def verify(self, block: Block) -> None:
+        """Read every copy again and compare. Raises CopyCorrupt if one was bad (it is dropped)."""
+        await self.wait_sealed(block)
+        if block.state is State.SEALED:
+            with self._freeze(block):
+                await self.mover.verify(block)
+
+    # -- services
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve: seal what was closed, expire what is due, keep the hot journal short."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._run_expiry)
+            nursery.start_soon(self._run_upkeep)
+            task_status.started()
+            await trio.sleep_forever()
+
+    def _wake_expiry(self) -> None:
+        self._expiry_wake.set()
+
+    async def _run_expiry(self) -> None:
+        while True:
+            deadline_ns = self.catalog.expiry.next_deadline_ns()
+            now_ns = self.catalog.clock().boot_ns
+            if deadline_ns is not None and deadline_ns <= now_ns:
+                self.expire_due()
+                await trio.lowlevel.checkpoint()
+                continue
+            # Looked at once a second at least: a suspended machine moves the boot clock.
+            wait_s = 1.0 if deadline_ns is None else min(1.0, (deadline_ns - now_ns) / 1e9)
+            self._expiry_wake = trio.Event()
+            with trio.move_on_after(wait_s):
+                await self._expiry_wake.wait()
+
+    def expire_due(self, at_once_max: int = 256) -> None:
+        """Drop blocks whose deadline has come; a bounded number, so that others get their turn."""
+        now_ns = self.catalog.clock().boot_ns
+        due = self.catalog.expiry.due(now_ns, self.catalog.deadline_of)
+        for _, generation in zip(range(at_once_max), due, strict=False):
+            block = self.catalog.names.by_inode.get(generation)
+            if not isinstance(block, Block) or block.is_gone:
+                continue
+            if block.state is State.WRITING:  # looked at again when it is sealed
+                continue
+            self._expire(block)
+
+    def _expire(self, block: Block) -> None:
+        for gone in self.mover.drop_together(block):
+            self.catalog.counters.expired += 1
+            self.catalog.counters.expired_bytes += gone.size
+            self.catalog.tell("expired", gone)
+        self.mover.lease_ended()
+
+    async def _run_upkeep(self) -> None:
+        while True:
+            await trio.sleep(1)
+            self._discard_abandoned()
+            if self._hot.journal.wants_rewrite:
+                await self.rewrite_journal()
+
+    def _discard_abandoned(self) -> None:
+        now_ns = self.catalog.clock().boot_ns
+        for block in list(self.catalog.names.private_blocks()):
+            writing = block.writing
+            if writing and not block.opens and now_ns - writing.started_ns > ABANDONED_NS:
+                self.catalog.drop(block)
+
+    async def rewrite_journal(self) -> None:
+        """Shorten the hot journal. What it alone knows of cold blocks is written there first."""
+        if self._cold is not None:
+            try:
+                await self._cold.sync()
+            except DeviceError as error:
+                log.warning("the hot journal stays long: %s", error)
+                return
+            if self._cold.pending_notes:
+                return  # changed since; the next round tries again
+        self._hot.journal.rewrite(self.catalog.journal_entries())
+
+    # -- names
+
+    def find(self, directory: Directory, name: bytes, owner: int | None) -> Node:
+        """Return what a name leads to for this process. Raises BlockNotFound."""
+        if owner is not None:
+            for block in reversed(self.catalog.names.private_of(directory, name)):
+                if block.writing is not None and block.writing.owner == owner:
+                    return block
+        node = self.catalog.names.find(directory, name)
+        if node is None:
+            raise BlockNotFound(repr(name))
+        return node
+
+    def is_private(self, directory: Directory, name: bytes) -> bool:
+        """Whether somebody is writing under this name, so that the answer differs by process."""
+        return bool(self.catalog.names.private_of(directory, name))
+
+    # -- open and create
+
+    async def create(
+        self, directory: Directory, name: bytes, who: NewOwner, owner: int, flags: int
+    ) -> Handle:
+        """Make and open a new generation under a name, seen by `owner` alone until published."""
+        old = self.catalog.names.find(directory, name)
+        if isinstance(old, Directory):
+            raise IsDirectory(repr(name))
+        others = self.catalog.names.private_of(directory, name)
+        if flags & os.O_EXCL and (old is not None or any(b.opens for b in others)):
+            raise BlockExists(repr(name))
+        base = None if flags & os.O_TRUNC else old
+        block = await self.new_generation(directory, name, owner, base=base)
+        block.mode, block.uid, block.gid = who.mode, who.uid, who.gid
+        self.catalog.counters.creates += 1
+        handle = await self._open_writing(block, owner)
+        handle.wrote = old is None
+        return handle
+
+    async def new_generation(
+        self, directory: Directory, name: bytes, owner: int, *, base: Block | None = None
+    ) -> Block:
+        """Make a private generation; with `base`, one that starts as a copy of it.
+
+        Takes over mode, owner and attributes of what the name leads to now; the TTL starts over.
+        """
+        await self.mover.reserve(1)
+        self._hot.unreserve(1)
+        block = self.catalog.new_block(directory, name)
+        block.writing = Writing(owner, self.catalog.clock().boot_ns, base=base)
+        try:
+            file = self._hot.create(block.generation)
+        except CtxfsError:
+            self.catalog.drop(block)
+            raise
+        block.hot_bytes = 0
+        old = self.catalog.names.find(directory, name)
+        if isinstance(old, Block):
+            block.mode, block.uid, block.gid = old.mode, old.uid, old.gid
+            if old.extras is not None:
+                block.extras = Extras(
+                    old.extras.pin_until_ns,
+                    old.extras.placement,
+                    old.extras.parent,
+                    old.extras.dtype,
+                    dict(old.extras.attributes),
+                )
+        block.opens += 1
+        try:
+            if base is not None:
+                await self._copy(base, block, file)
+        except BaseException:
+            block.opens -= 1
+            self._hot.release(file)
+            self.catalog.drop(block)
+            raise
+        block.opens -= 1
+        self._hot.release(file)
+        return block
+
+    async def _copy(self, base: Block, block: Block, file: HotFile) -> None:
+        handle = await self.open_for_read(base, owner=-1)
+        try:
+            self._hot.truncate(file, handle.file.size)
+            done = 0
+            while done < handle.file.size:
+                length = min(COPY_BYTES, handle.file.size - done)
+                need = self._hot.growth_ceiling(file, done, length)
+                await self.mover.reserve(need, file)
+                try:
+                    done += await trio.to_thread.run_sync(
+                        os.copy_file_range, handle.file.fd, file.fd, length, done, done
+                    )
+                finally:
+                    self._hot.settle(file)
+                    self._hot.unreserve(need)
+            block.size, block.hot_bytes = file.size, file.physical_bytes
+        finally:
+            self.release(handle)
+
+    async def open_for_read(self, block: Block, owner: int) -> Handle:
+        """Open for reading; a block that is not hot is promoted first. `owner` -1 is ourselves."""
+        block.opens += 1
+        try:
+            was_hot = block.is_hot
+            if block.is_gone and not block.opens > 1:
+                raise BlockNotFound(repr(block.name))
+            if not block.is_gone:
+                await self.mover.ensure_hot(block)
+            try:
+                file = self._hot.acquire(block.generation)
+            except FileNotFoundError as error:
+                self.mover.lost_hot(block)
+                raise BlockNotFound("its hot file is gone") from error
+        except BaseException:
+            block.opens -= 1
+            self.catalog.forget_if_unused(block)
+            raise
+        if owner != -1:
+            self._used(block, owner, was_hot=was_hot)
+        return Handle(block, file, owner, writable=False)
+
+    def _used(self, block: Block, owner: int, *, was_hot: bool) -> None:
+        now = self.catalog.clock()
+        block.used_ns, block.atime_ns = now.boot_ns, now.wall_ns
+        block.hits += 1
+        self.catalog.counters.opens += 1
+        if was_hot:
+            self.catalog.counters.hits_hot += 1
+        else:
+            self.catalog.counters.hits_cold += 1
+        self.catalog.hot_order.use(block)
+        self.catalog.cold_order.use(block)
+        if block.writing is not None and block.writing.owner != owner:
+            block.writing.seen = True
+        elif self.catalog.fresh.get(block.generation, owner) != owner:
+            del self.catalog.fresh[block.generation]
+
+    def goes_on(self, block: Block, owner: int, flags: int) -> bool:
+        """Whether opening for writing goes on with this generation, or starts a new one.
+
+        It goes on while its own process has it open for writing, or nobody else could see it, or
+        nobody else opened it since it was published.
+        """
+        writing = block.writing
+        if writing is not None and not block.published:
+            return True  # found through its owner's name, or through a descriptor
+        if writing is not None and writing.owner == owner:
+            if writing.writers:
+                return True
+            return not writing.seen and not flags & os.O_TRUNC
+        if block.state is not State.SEALED or flags & os.O_TRUNC:
+            return False
+        if self.catalog.is_cold(block) or self.mover.is_moving(block):
+            return False
+        return self.catalog.fresh.get(block.generation) == owner
+
+    async def open_for_write(self, block: Block, owner: int, flags: int) -> Handle:
+        """Go on writing a generation for which `goes_on` holds."""
+        await self._thawed(block)
+        if block.is_gone:
+            raise BlockNotFound(repr(block.name))
+        if block.state is State.SEALED:
+            if not self.goes_on(block, owner, flags) or not block.is_hot:
+                raise NotPermitted("the block is sealed")
+            self.catalog.unsealed(block)
+            block.writing = Writing(owner, self.catalog.clock().boot_ns)
+        handle = await self._open_writing(block, owner)
+        if flags & os.O_TRUNC and block.size:
+            await self.truncate(handle.block, 0, handle)
+        return handle
+
+    async def _open_writing(self, block: Block, owner: int) -> Handle:
+        assert block.writing is not None
+        file = self._hot.acquire(block.generation)
+        block.opens += 1
+        block.writing.writers += 1
+        return Handle(block, file, owner, writable=True)
+
+    # -- bytes
+
+    def read(self, handle: Handle, offset: int, length: int) -> bytes | memoryview:
+        """Return up to `length` bytes; a view of the hot file where it cannot change."""
+        self.catalog.counters.read_bytes += length
+        if handle.block.writing is not None:
+            return os.pread(handle.file.fd, length, offset)
+        end = min(offset + length, handle.file.size)
+        if offset >= end:
+            return b""
+        return handle.file.mapping().view[offset:end]
+
+    async def write(self, handle: Handle, offset: int, data: bytes) -> int:
+        """Write all of `data`. Raises TierFull, NotPermitted."""
+        block, file = handle.block, handle.file
+        if offset + len(data) > self.block_bytes_max:
+            raise TierFull(f"a block has at most {self.block_bytes_max} bytes")
+        need = self._hot.growth_ceiling(file, offset, len(data))
+        await self.mover.reserve(need, file)
+        try:
+            writing = block.writing
+            if writing is None:
+                raise NotPermitted("the block is sealed")
+            done = self._hot.write(file, offset, data)
+            writing.epoch += 1
+            writing.changed = True
+        finally:
+            self._hot.unreserve(need)
+        handle.wrote = True
+        self._grown(block, file)
+        self.catalog.counters.written_bytes += done
+        return done
+
+    def _grown(self, block: Block, file: HotFile) -> None:
+        block.size = file.size
+        if block.is_hot:
+            block.hot_bytes = file.physical_bytes
+        now = self.catalog.clock()
+        block.mtime_ns = block.ctime_ns = now.wall_ns
+
+    async def truncate(self, block: Block, size: int, handle: Handle | None = None) -> None:
+        """Set the size of a generation that is being written. Raises NotPermitted, TierFull."""
+        if size > self.block_bytes_max:
+            raise TierFull(f"a block has at most {self.block_bytes_max} bytes")
+        await self._thawed(block)
+        writing = block.writing
+        if writing is None:
+            raise NotPermitted("the block is sealed")
+        file = handle.file if handle is not None else self._hot.acquire(block.generation)
+        try:
+            if size != file.size:
+                self._hot.truncate(file, size)
+                writing.epoch += 1
+                writing.changed = True
+            self._grown(block, file)
+        finally:
+            if handle is None:
+                self._hot.release(file)
+        if handle is not None:
+            handle.wrote = True
+
+    @contextlib.contextmanager
+    def _freeze(self, block: Block) -> Iterator[None]:
+        self._frozen[block.generation] = event = trio.Event()
+        try:
+            yield
+        finally:
+            del self._frozen[block.generation]
+            event.set()
+
+    async def _thawed(self, block: Block) -> None:
+        while (event := self._frozen.get(block.generation)) is not None:
+            await event.wait()
+
+    # -- publish, seal, release
+
+    def publish_on_close(self, handle: Handle) -> None:
+        """A descriptor that wrote was closed: its name switches to this generation."""
+        block = handle.block
+        writing = block.writing
+        if not handle.writable or writing is None or block.published or block.is_gone:
+            return
+        if not block.directory.removed and (handle.wrote or writing.changed):
+            self.catalog.publish(block, block.directory, block.name)
+
+    def release(self, handle: Handle) -> None:
+        """The open description is gone: give up the lease; seal after the last writer."""
+        block = handle.block
+        block.opens -= 1
+        self._hot.release(handle.file)
+        writing = block.writing
+        if handle.writable and writing is not None:
+            writing.writers -= 1
+            if not writing.writers:
+                self._last_writer_gone(block, writing)
+        self.catalog.forget_if_unused(block)
+        if not block.opens:
+            self._let_go(block)
+        self.mover.lease_ended()
+
+    def _let_go(self, block: Block) -> None:
+        if (
+            block.state is State.SEALED
+            and block.placement is Placement.COLD
+            and block.is_hot
+            and self.catalog.is_cold(block)
+        ):
+            self.catalog.drop_hot(block)
+
+    def _last_writer_gone(self, block: Block, writing: Writing) -> None:
+        if block.is_gone:
+            return
+        if block.published:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._seal, block)
+            return
+        base = writing.base
+        if base is not None and not writing.changed:
+            self._carry_attributes(block, base)
+        else:
+            self.catalog.counters.discarded += 1
+            self.catalog.tell("discarded", block)
+        self.catalog.drop(block)
+
+    def _carry_attributes(self, block: Block, base: Block) -> None:
+        """Nothing was written: what was set through this descriptor belongs to the old block."""
+        if base.is_gone:
+            return
+        base.mode, base.uid, base.gid = block.mode, block.uid, block.gid
+        if block.mtime_ns != block.created_ns:
+            base.mtime_ns, base.atime_ns = block.mtime_ns, block.atime_ns
+        base.extras = block.extras
+        if base.state is State.SEALED:
+            self.catalog.record(base)
+
+    async def _seal(self, block: Block) -> None:
+        """Compute the digest; from there on the block is immutable."""
+        try:
+            file = self._hot.acquire(block.generation)
+        except FileNotFoundError:
+            self.mover.lost_hot(block)
+            return
+        try:
+            while True:
+                await self._thawed(block)
+                writing = block.writing
+                if block.state is not State.WRITING or writing is None or writing.writers:
+                    return  # gone, sealed by another, or opened again: its last close comes here
+                epoch = writing.epoch
+                result = await self._frozen_digest(block, file)
+                if block.writing is writing and writing.epoch == epoch and not writing.writers:
+                    break
+            if block.is_gone:
+                return
+            if writing.durable_epoch not in (-1, epoch):
+                await self._replace_durable(block, file, result)
+            block.size, block.hot_bytes = file.size, file.physical_bytes
+            self.catalog.sealed(block, result)
+        finally:
+            self._hot.release(file)
+        self.catalog.set_expiry(block, block.expires_ns)
+        await self._place(block)
+        self.mover.lease_ended()
+
+    async def _frozen_digest(self, block: Block, file: HotFile) -> bytes:
+        if not file.size:
+            return EMPTY
+        with self._freeze(block):
+            return await content_digest(file)
+
+    async def _replace_durable(self, block: Block, file: HotFile, result: bytes) -> None:
+        """What fsync had put on the cold tier is an older content of this generation."""
+        block.digest = result
+        block.stamp = self.catalog.new_stamp()
+        meta = block.meta(self.catalog.names.key_of(block), self.catalog.clock())
+        try:
+            await self.mover.put_cold(meta, file.mapping().span())
+        except CtxfsError as error:
+            log.warning("the cold copy of %r is out of date: %s", block.name, error)
+
+    async def _place(self, block: Block) -> None:
+        """Carry out a placement that was asked for before the block was sealed."""
+        if block.placement is Placement.COLD and self._cold is not None:
+            try:
+                await self.mover.demote(block)
+            except CtxfsError as error:
+                log.warning("cannot move %r to the cold tier: %s", block.name, error)
+
+    async def wait_sealed(self, block: Block) -> None:
+        """Return once nobody writes the block and its digest is known."""
+        while block.state is State.WRITING and block.writing and not block.writing.writers:
+            await self._thawed(block)
+            await trio.lowlevel.checkpoint()
+        if block.is_gone:
+            raise BlockNotFound(repr(block.name))
+
+    async def sync(self, block: Block) -> None:
+        """Return when the block's content is on the cold tier's medium, if there is one."""
+        if self._cold is None:
+            return
+        if block.state is State.WRITING and block.writing and not block.writing.writers:
+            await self.wait_sealed(block)
+        if block.state is State.SEALED:
+            if not self.catalog.is_cold(block):
+                await self.mover.demote(block, keep_hot=True)
+        elif block.writing is not None:
+            await self._sync_writing(block, block.writing)
+        await self._cold.sync()
+
+    async def _sync_writing(self, block: Block, writing: Writing) -> None:
+        """Write the content as it is now; sealing replaces it if it changes afterwards."""
+        file = self._hot.acquire(block.generation)
+        try:
+            for _ in range(SYNC_TRIES):
+                epoch = writing.epoch
+                if writing.durable_epoch == epoch:
+                    return
+                await self._thawed(block)
+                block.digest = await self._frozen_digest(block, file)
+                block.stamp = self.catalog.new_stamp()
+                meta = block.meta(self.catalog.names.key_of(block), self.catalog.clock())
+                with self._freeze(block):
+                    await self.mover.put_cold(meta, file.mapping().span())
+                if block.is_gone:
+                    self._cold_forget(block)
+                    return
+                writing.durable_epoch = epoch
+                self.catalog.durable[block.generation] = meta
+                if writing.epoch == epoch:
+                    return
+        finally:
+            self._hot.release(file)
+
+    def _cold_forget(self, block: Block) -> None:
+        """It went away while it was written to the cold tier."""
+        if self.catalog.is_cold(block):
+            assert self._cold is not None
+            self._cold.drop(block.generation, self.catalog.new_stamp())
+
+    # -- names change
+
+    def rename(
+        self, source: Block, directory: Directory, name: bytes, *, replace: bool = True
+    ) -> None:
+        """Give a block another name, published from here on. Takes over what was there."""
+        old = self.catalog.names.find(directory, name)
+        if old is not None and not replace:
+            raise BlockExists(repr(name))
+        if old is not source:
+            self.catalog.publish(source, directory, name)
+
+    def exchange(self, first: Block, second: Block) -> None:
+        """Swap the names of two published blocks."""
+        places = (first.directory, first.name), (second.directory, second.name)
+        self.catalog.names.unname(first)
+        self.catalog.names.unname(second)
+        self.catalog.publish(first, *places[1])
+        self.catalog.publish(second, *places[0])
+
+    def unlink(self, directory: Directory, name: bytes, owner: int) -> None:
+        """Take the name away; the content lasts as long as somebody has it open."""
+        private = [
+            block
+            for block in self.catalog.names.private_of(directory, name)
+            if block.writing is not None and block.writing.owner == owner
+        ]
+        node = self.catalog.names.find(directory, name)
+        if isinstance(node, Directory):
+            raise IsDirectory(repr(name))
+        if node is None and not private:
+            raise BlockNotFound(repr(name))
+        for block in private:
+            self.catalog.drop(block)
+        if node is not None:
+            self.catalog.tell("removed", node)
+            self.catalog.drop(node)
+        self.mover.lease_ended()
+
+    def make_directory(self, parent: Directory, name: bytes, who: NewOwner) -> Directory:
+        """Make an empty prefix. Raises BlockExists."""
+        directory = self.catalog.make_directory(parent, name)
+        directory.mode, directory.uid, directory.gid = who.mode, who.uid, who.gid
+        self.catalog.record_directory(directory)
+        return directory
+
+    def remove_directory(self, parent: Directory, name: bytes) -> None:
+        """Take away an empty prefix. Raises BlockNotFound, NotDirectory, DirectoryNotEmpty."""
+        node = self.catalog.names.find(parent, name)
+        if node is None:
+            raise BlockNotFound(repr(name))
+        if not isinstance(node, Directory):
+            raise NotDirectory(repr(name))
+        self.catalog.remove_directory(node)
+
+    # -- the end
+
+    async def wait_settled(self) -> None:
+        """Return when everything that was published and closed is sealed."""
+        for node in list(self.catalog.names.by_inode.values()):
+            if isinstance(node, Block) and node.published and node.state is State.WRITING:
+                with contextlib.suppress(BlockNotFound):
+                    await self.wait_sealed(node)
+
+    async def drain(self) -> int:
+        """Write every sealed hot block to the cold tier; returns how many could not be."""
+        if self._cold is None:
+            return 0
+        left = 0
+        limiter = trio.CapacityLimiter(8)
+
+        async def save(block: Block) -> None:
+            nonlocal left
+            async with limiter:
+                try:
+                    if block.state is State.SEALED and not self.catalog.is_cold(block):
+                        await self.mover.demote(block, keep_hot=True)
+                except CtxfsError as error:
+                    left += 1
+                    log.warning("%r is not on the cold tier: %s", block.name, error)
+
+        # The most recently used first: if time runs out, the least valuable are lost.
+        blocks = list(self.catalog.hot_order.leaving())[::-1]
+        for start in range(0, len(blocks), 1024):
+            async with trio.open_nursery() as nursery:
+                for block in blocks[start : start + 1024]:
+                    nursery.start_soon(save, block)
+        return left

@@ -1,0 +1,223 @@
+"""The hot tier: one file per block in a private tmpfs, so that the page cache *is* the tier.
+
+Accounting is by physical bytes (`st_blocks`) of the block files and of the journal beside them.
+Growth is reserved before bytes are written, so the cap holds whatever the number of writers; the
+tmpfs carries the same limit, as a second line.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxfs.core.meta import Entry
+from ctxfs.device.mapping import Mapping
+from ctxfs.errors import TierFull
+from ctxfs.tiers.hot_journal import HotJournal
+
+PAGE_BYTES = 4096
+HUGE_PAGE_BYTES = 2 << 20
+JOURNAL_ROOM_BYTES = 1 << 20  # kept free so that an entry always fits
+
+
+def physical_ceiling(length: int, unit: int = PAGE_BYTES) -> int:
+    """Return `length` rounded up to whole units."""
+    return -(-length // unit) * unit
+
+
+class HotFile:
+    """The bytes of one block, open. `leases` counts those who use it."""
+
+    __slots__ = ("_mapping", "fd", "generation", "leases", "physical_bytes", "removed", "size")
+
+    def __init__(self, generation: int, fd: int, size: int, physical_bytes: int) -> None:
+        self.generation = generation
+        self.fd = fd
+        self.size = size
+        self.physical_bytes = physical_bytes
+        self.leases = 1
+        self.removed = False
+        self._mapping: Mapping | None = None
+
+    def mapping(self) -> Mapping:
+        """Return a mapping of the whole file; only while nobody changes its size."""
+        if self._mapping is None:
+            self._mapping = Mapping(self.fd, self.size)
+        return self._mapping
+
+    def unmap(self) -> None:
+        """Let go of the mapping, if there is one."""
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A block file of the daemon's former life."""
+
+    generation: int
+    size: int
+    physical_bytes: int
+
+
+class HotTier:
+    """Block files, their room, and their journal."""
+
+    def __init__(self, path: Path, capacity_bytes: int, *, huge: bool) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.huge = huge
+        self.reserved_bytes = 0
+        self._blocks_bytes = 0
+        self._open: dict[int, HotFile] = {}
+        blocks = path / "blocks"
+        blocks.mkdir(mode=0o700, exist_ok=True)
+        self._dirfd = os.open(blocks, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.journal = HotJournal(path)
+        # Invariant: _blocks_bytes == sum of physical bytes of all files, unlinked open ones too.
+
+    # -- room
+
+    @property
+    def used_bytes(self) -> int:
+        """Physical bytes in use, with the room that the journal needs to be rewritten in."""
+        journal = self.journal.physical_bytes
+        return self._blocks_bytes + journal + max(journal, JOURNAL_ROOM_BYTES)
+
+    @property
+    def room_bytes(self) -> int:
+        """What may still be reserved; negative when the journal has grown over the edge."""
+        return self.capacity_bytes - self.used_bytes - self.reserved_bytes
+
+    def try_reserve(self, need_bytes: int) -> bool:
+        """Set room aside, if there is."""
+        if need_bytes > self.room_bytes:
+            return False
+        self.reserved_bytes += need_bytes
+        return True
+
+    def unreserve(self, need_bytes: int) -> None:
+        """Give back what was set aside, used or not."""
+        self.reserved_bytes -= need_bytes
+
+    def growth_ceiling(self, file: HotFile, offset: int, length: int) -> int:
+        """Return the most physical bytes that changing this range can add."""
+        end = offset + length
+        if end <= file.size and file.physical_bytes >= physical_ceiling(file.size):
+            return 0  # no holes
+        unit = HUGE_PAGE_BYTES if self.huge and end <= file.size else PAGE_BYTES
+        return physical_ceiling(end, unit) - offset // unit * unit
+
+    # -- files
+
+    def create(self, generation: int) -> HotFile:
+        """Make an empty block file. Raises TierFull when the tmpfs has no inode left."""
+        try:
+            fd = os.open(
+                _name(generation),
+                os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+                0o600,
+                dir_fd=self._dirfd,
+            )
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise TierFull("the hot tier has no room for another file") from error
+            raise
+        file = HotFile(generation, fd, 0, 0)
+        self._open[generation] = file
+        return file
+
+    def acquire(self, generation: int) -> HotFile:
+        """Return the block's file, opened if it was not. Raises FileNotFoundError if it is lost."""
+        file = self._open.get(generation)
+        if file is not None:
+            file.leases += 1
+            return file
+        fd = os.open(_name(generation), os.O_RDWR | os.O_CLOEXEC, dir_fd=self._dirfd)
+        facts = os.fstat(fd)
+        file = HotFile(generation, fd, facts.st_size, facts.st_blocks * 512)
+        self._open[generation] = file
+        return file
+
+    def release(self, file: HotFile) -> None:
+        """Give up one lease; the last one closes the file."""
+        file.leases -= 1
+        if file.leases:
+            return
+        file.unmap()
+        del self._open[file.generation]
+        os.close(file.fd)
+        if file.removed:
+            self._blocks_bytes -= file.physical_bytes
+
+    def remove(self, generation: int, physical_bytes: int) -> None:
+        """Unlink the block file. Its room comes back when the last lease ends."""
+        # Somebody may have removed it behind our back; the accounting below still holds.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_name(generation), dir_fd=self._dirfd)
+        file = self._open.get(generation)
+        if file is None:
+            self._blocks_bytes -= physical_bytes
+        else:
+            file.removed = True
+
+    # -- bytes
+
+    def write(self, file: HotFile, offset: int, data: bytes | memoryview) -> int:
+        """Write all of `data`. The caller has reserved `growth_ceiling`. Raises TierFull."""
+        view = memoryview(data)
+        done = 0
+        try:
+            while done < len(view):
+                done += os.pwrite(file.fd, view[done:], offset + done)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise TierFull("the hot tier is full") from error
+        finally:
+            file.unmap()
+            self.settle(file)
+        return done
+
+    def truncate(self, file: HotFile, size: int) -> None:
+        """Set the size; new bytes read as zeros and take no room until written."""
+        file.unmap()
+        os.ftruncate(file.fd, size)
+        self.settle(file)
+
+    def settle(self, file: HotFile) -> None:
+        """Learn the file's size and physical bytes from the kernel."""
+        facts = os.fstat(file.fd)
+        physical = facts.st_blocks * 512
+        self._blocks_bytes += physical - file.physical_bytes
+        file.size, file.physical_bytes = facts.st_size, physical
+
+    # -- the daemon's former life
+
+    def scan(self) -> Iterable[FoundFile]:
+        """Yield the block files that are there, and count them as used."""
+        with os.scandir(self._dirfd) as entries:
+            for entry in entries:
+                facts = entry.stat(follow_symlinks=False)
+                found = FoundFile(int(entry.name, 16), facts.st_size, facts.st_blocks * 512)
+                self._blocks_bytes += found.physical_bytes
+                yield found
+
+    def record(self, entry: Entry) -> None:
+        """Append to the journal."""
+        self.journal.append(entry)
+
+    def close(self) -> None:
+        """Close what is open; the files stay where they are."""
+        for file in self._open.values():
+            file.unmap()
+            os.close(file.fd)
+        self._open.clear()
+        os.close(self._dirfd)
+        self.journal.close()
+
+
+def _name(generation: int) -> str:
+    return f"{generation:016x}"

@@ -1,0 +1,83 @@
+"""The list of entries beside the hot blocks, from which a restarted daemon knows them again.
+
+It lies in the same tmpfs: an append costs one system call and survives the process, not the
+machine. Frames carry checksums, so a torn tail is recognised and cut (docs/ondisk.md).
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ctxfs.core.meta import Entry
+from ctxfs.ondisk.ledger import decode_all, encode
+
+_SLACK_BYTES = 1 << 20  # below this a rewrite frees nothing worth the work
+_PAGE_BYTES = 4096
+
+
+class HotJournal:
+    """An append-only file of frames, rewritten when most of it is history."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "journal"
+        self._new_path = directory / "journal.new"
+        self._fd = _open_append(self._path)
+        self._bytes = os.fstat(self._fd).st_size
+        self._bytes_after_rewrite = 0
+
+    @property
+    def physical_bytes(self) -> int:
+        """Room it takes in the tmpfs."""
+        return -(-self._bytes // _PAGE_BYTES) * _PAGE_BYTES
+
+    @property
+    def wants_rewrite(self) -> bool:
+        """Whether more than half of it is probably history."""
+        return self._bytes > 2 * self._bytes_after_rewrite + _SLACK_BYTES
+
+    def append(self, entry: Entry) -> None:
+        """Add one entry; it outlives the process when this returns."""
+        frame = encode(entry)
+        done = os.write(self._fd, frame)
+        if done != len(frame):  # a torn frame would hide all that follow it
+            os.ftruncate(self._fd, self._bytes)
+            raise OSError(f"the hot journal took {done} of {len(frame)} bytes")
+        self._bytes += done
+
+    def load(self) -> list[Entry]:
+        """Return all entries, and cut a torn tail."""
+        content = self._path.read_bytes()
+        entries, good = decode_all(content)
+        if good != len(content):
+            os.ftruncate(self._fd, good)
+        self._bytes = good
+        return entries
+
+    def rewrite(self, entries: Iterable[Entry]) -> None:
+        """Replace the whole journal by `entries`, in one step."""
+        fd = _open_append(self._new_path, os.O_TRUNC)
+        try:
+            chunk = bytearray()
+            for entry in entries:
+                chunk += encode(entry)
+                if len(chunk) > _SLACK_BYTES:
+                    os.write(fd, chunk)
+                    chunk.clear()
+            os.write(fd, chunk)
+            size = os.fstat(fd).st_size
+            os.rename(self._new_path, self._path)
+        except BaseException:
+            os.close(fd)
+            self._new_path.unlink(missing_ok=True)
+            raise
+        os.close(self._fd)
+        self._fd = fd
+        self._bytes = self._bytes_after_rewrite = size
+
+    def close(self) -> None:
+        """Close the file; it stays."""
+        os.close(self._fd)
+
+
+def _open_append(path: Path, flags: int = 0) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)

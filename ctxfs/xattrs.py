@@ -1,0 +1,41 @@
+"""Names of the extended attributes: the contract between the daemon and everybody's tools.
+
+Value formats are in ctxfs(7). Sizes are bytes, durations seconds, unless written otherwise.
+"""
+
+from typing import Final
+
+PREFIX: Final = b"user.ctx."
+USER_PREFIX: Final = b"user."
+
+TIER: Final = b"user.ctx.tier"
+COPIES: Final = b"user.ctx.copies"
+TTL: Final = b"user.ctx.ttl"
+PIN: Final = b"user.ctx.pin"
+PARENT: Final = b"user.ctx.parent"
+DTYPE: Final = b"user.ctx.dtype"
+TOGETHER: Final = b"user.ctx.together"
+PREFETCH: Final = b"user.ctx.prefetch"
+VERIFY: Final = b"user.ctx.verify"
+DIGEST: Final = b"user.ctx.digest"
+STATE: Final = b"user.ctx.state"
+GENERATION: Final = b"user.ctx.generation"
+STORED: Final = b"user.ctx.stored"
+CODEC: Final = b"user.ctx.codec"
+HITS: Final = b"user.ctx.hits"
+IDLE: Final = b"user.ctx.idle"
+CREATED: Final = b"user.ctx.created"
+STORY: Final = b"user.ctx.story"  # JSON of all the others; readable, not listed
+
+# Always there on a block, so that `getfattr -d` tells its whole story.
+BLOCK_LISTED: Final = (
+    TIER, COPIES, TTL, PIN, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED,
+)  # fmt: skip
+BLOCK_WRITABLE: Final = frozenset({TIER, TTL, PIN, PARENT, DTYPE, PREFETCH, VERIFY})
+BLOCK_READ_ONLY: Final = frozenset(
+    {COPIES, DIGEST, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED, STORY}
+)
+DIRECTORY_WRITABLE: Final = frozenset({TTL, TOGETHER})
+
+NAME_BYTES_MAX: Final = 255
+VALUE_BYTES_MAX: Final = 65_536  # the kernel's XATTR_SIZE_MAX

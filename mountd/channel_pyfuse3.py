@@ -1,0 +1,330 @@
+"""The pyfuse3 channel: any kernel, any user. Translates requests, nothing more."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyfuse3
+import trio
+
+from ctxfs.errors import ConfigError, CtxfsError
+from mountd.operations import Attr, Caller, Operations, RetryLookup, SetAttr
+
+log = logging.getLogger(__name__)
+
+# Requests that wait (for room, a promotion, an event) hold a task each; others go on beside them.
+TASKS_MAX = 1024
+NAME_BYTES_MAX = 255
+PAGE_BYTES = 4096
+SPARE_FILES = 1 << 32  # files are bounded by bytes alone
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Turn errors into what the kernel is told. Anything unexpected is a bug, and crashes."""
+    try:
+        yield
+    except CtxfsError as error:
+        raise pyfuse3.FUSEError(error.code) from None
+    except RetryLookup:
+        raise pyfuse3.FUSEError(errno.ESTALE) from None
+    except OSError as error:
+        log.exception("a request failed")
+        raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
+
+
+def _attributes(attr: Attr) -> pyfuse3.EntryAttributes:
+    result = pyfuse3.EntryAttributes()
+    result.st_ino = pyfuse3.InodeT(attr.inode)
+    result.st_mode = pyfuse3.ModeT(attr.mode)
+    result.st_nlink = attr.nlink
+    result.st_uid = attr.uid
+    result.st_gid = attr.gid
+    result.st_size = attr.size
+    result.st_blocks = attr.blocks
+    result.st_blksize = PAGE_BYTES
+    result.st_atime_ns = attr.atime_ns
+    result.st_mtime_ns = attr.mtime_ns
+    result.st_ctime_ns = attr.ctime_ns
+    result.entry_timeout = attr.entry_s
+    result.attr_timeout = attr.attr_s
+    return result
+
+
+def _caller(ctx: pyfuse3.RequestContext) -> Caller:
+    return Caller(ctx.uid, ctx.gid, ctx.pid)
+
+
+class Pyfuse3Channel(pyfuse3.Operations):
+    """What pyfuse3 calls for each request of the kernel."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(self, operations: Operations) -> None:
+        super().__init__()
+        self._ops = operations
+
+    async def lookup(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        with _answering():
+            return _attributes(self._ops.lookup(parent_inode, name, _caller(ctx)))
+
+    async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
+        for inode, count in inode_list:
+            self._ops.forget(inode, count)
+
+    async def getattr(
+        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        with _answering():
+            return _attributes(self._ops.getattr(inode))
+
+    async def setattr(
+        self,
+        inode: pyfuse3.InodeT,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: pyfuse3.FileHandleT | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        change = SetAttr(
+            mode=attr.st_mode if fields.update_mode else None,
+            uid=attr.st_uid if fields.update_uid else None,
+            gid=attr.st_gid if fields.update_gid else None,
+            size=attr.st_size if fields.update_size else None,
+            atime_ns=attr.st_atime_ns if fields.update_atime else None,
+            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+        )
+        with _answering():
+            return _attributes(await self._ops.setattr(inode, change, fh, _caller(ctx)))
+
+    async def mknod(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        rdev: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        with _answering():
+            return _attributes(await self._ops.make_file(parent_inode, name, mode, _caller(ctx)))
+
+    async def mkdir(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        with _answering():
+            return _attributes(self._ops.mkdir(parent_inode, name, mode, _caller(ctx)))
+
+    async def unlink(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        with _answering():
+            self._ops.unlink(parent_inode, name, _caller(ctx))
+
+    async def rmdir(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        with _answering():
+            self._ops.rmdir(parent_inode, name)
+
+    async def symlink(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        target: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        raise pyfuse3.FUSEError(errno.EPERM)
+
+    async def link(
+        self,
+        inode: pyfuse3.InodeT,
+        new_parent_inode: pyfuse3.InodeT,
+        new_name: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        raise pyfuse3.FUSEError(errno.EPERM)
+
+    async def rename(
+        self,
+        parent_inode_old: pyfuse3.InodeT,
+        name_old: pyfuse3.FileNameT,
+        parent_inode_new: pyfuse3.InodeT,
+        name_new: pyfuse3.FileNameT,
+        flags: pyfuse3.FlagT,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        known = pyfuse3.RENAME_NOREPLACE | pyfuse3.RENAME_EXCHANGE
+        if flags & ~known:
+            raise pyfuse3.FUSEError(errno.EINVAL)
+        with _answering():
+            self._ops.rename(
+                parent_inode_old,
+                name_old,
+                parent_inode_new,
+                name_new,
+                _caller(ctx),
+                replace=not flags & pyfuse3.RENAME_NOREPLACE,
+                exchange=bool(flags & pyfuse3.RENAME_EXCHANGE),
+            )
+
+    async def create(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        flags: pyfuse3.FlagT,
+        ctx: pyfuse3.RequestContext,
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        with _answering():
+            handle, attr = await self._ops.create(parent_inode, name, mode, flags, _caller(ctx))
+        return _file(handle), _attributes(attr)
+
+    async def open(
+        self,
+        inode: pyfuse3.InodeT,
+        flags: pyfuse3.FlagT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.FileInfo:
+        with _answering():
+            handle, direct = await self._ops.open(inode, flags, _caller(ctx))
+        return _file(handle, direct=direct)
+
+    # pyfuse3 takes any contiguous buffer here, and copies it once, to the kernel.
+    async def read(  # type: ignore[override]
+        self, fh: pyfuse3.FileHandleT, off: int, size: int
+    ) -> bytes | memoryview:
+        with _answering():
+            return await self._ops.read(fh, off, size)
+
+    async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
+        with _answering():
+            return await self._ops.write(fh, off, buf)
+
+    async def flush(self, fh: pyfuse3.FileHandleT) -> None:
+        with _answering():
+            self._ops.flush(fh)
+
+    async def release(self, fh: pyfuse3.FileHandleT) -> None:
+        with _answering():
+            self._ops.release(fh)
+
+    async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        with _answering():
+            await self._ops.fsync(fh)
+
+    async def fsyncdir(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        with _answering():
+            await self._ops.fsync_directory()
+
+    async def opendir(
+        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.FileHandleT:
+        with _answering():
+            return pyfuse3.FileHandleT(self._ops.opendir(inode, _caller(ctx)))
+
+    async def readdir(
+        self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken
+    ) -> None:
+        with _answering():
+            for place, name, attr in self._ops.listing(fh, start_id):
+                shown = pyfuse3.FileNameT(name)
+                if not pyfuse3.readdir_reply(token, shown, _attributes(attr), place):
+                    return
+                self._ops.listed(attr.inode)
+
+    async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
+        with _answering():
+            self._ops.releasedir(fh)
+
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        with _answering():
+            space = self._ops.statfs()
+        result = pyfuse3.StatvfsData()
+        result.f_bsize = result.f_frsize = PAGE_BYTES
+        result.f_blocks = space.total
+        result.f_bfree = result.f_bavail = space.free
+        result.f_files = space.files + SPARE_FILES
+        result.f_ffree = result.f_favail = SPARE_FILES
+        result.f_namemax = NAME_BYTES_MAX
+        return result
+
+    async def setxattr(
+        self,
+        inode: pyfuse3.InodeT,
+        name: pyfuse3.XAttrNameT,
+        value: bytes,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        with _answering():
+            await self._ops.setxattr(inode, name, value)
+
+    async def getxattr(
+        self, inode: pyfuse3.InodeT, name: pyfuse3.XAttrNameT, ctx: pyfuse3.RequestContext
+    ) -> bytes:
+        with _answering():
+            return self._ops.getxattr(inode, name)
+
+    async def listxattr(
+        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
+    ) -> Sequence[pyfuse3.XAttrNameT]:
+        with _answering():
+            return [pyfuse3.XAttrNameT(name) for name in self._ops.listxattr(inode)]
+
+    async def removexattr(
+        self, inode: pyfuse3.InodeT, name: pyfuse3.XAttrNameT, ctx: pyfuse3.RequestContext
+    ) -> None:
+        with _answering():
+            await self._ops.removexattr(inode, name)
+
+
+def _file(handle: int, *, direct: bool = False) -> pyfuse3.FileInfo:
+    # An inode's bytes change only through the kernel, so what it has cached of them stays right.
+    return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=direct, keep_cache=not direct)
+
+
+@contextmanager
+def mounted(
+    operations: Operations, path: Path, *, fsname: str, allow_other: bool
+) -> Iterator[None]:
+    """Mount at `path`; `serve` answers until the mount is ended. Unmounts at the end."""
+    options = {"default_permissions", f"fsname={fsname}", "subtype=ctxfs"}
+    if allow_other:
+        options.add("allow_other")
+    try:
+        pyfuse3.init(Pyfuse3Channel(operations), str(path), options)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot mount at {path}: {error}; see ctx doctor") from error
+    try:
+        yield
+    finally:
+        pyfuse3.close(unmount=True)
+
+
+async def serve(
+    scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Answer the kernel until the mount is ended (then cancel `scope`), or until cancelled."""
+    task_status.started()
+    await pyfuse3.main(max_tasks=TASKS_MAX)
+    log.info("the mount was ended from outside")
+    scope.cancel()

@@ -1,0 +1,624 @@
+"""What a file system call means for blocks. Knows no channel: plain values in and out.
+
+Every method raises CtxfsError for what a program is to see, or RetryLookup.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ctxfs.core.block import Block, Directory, Node, State
+from ctxfs.core.key import is_temporary
+from ctxfs.core.namespace import ROOT_INODE
+from ctxfs.errors import (
+    BadValue,
+    BlockExists,
+    BlockNotFound,
+    CopyCorrupt,
+    CtxfsError,
+    DeadlineExceeded,
+    DeviceError,
+    DirectoryNotEmpty,
+    IsDirectory,
+    NoAttribute,
+    NotDirectory,
+    NotPermitted,
+    TierFull,
+)
+from ctxfs.store.attributes import Attributes
+from ctxfs.store.store import Handle, NewOwner, Store
+from mountd import process
+from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory, Reader
+
+log = logging.getLogger(__name__)
+
+STAT_BLOCK_BYTES = 512
+PAGE_BYTES = 4096
+SEALED_ATTR_S = 1.0
+DIRECTORY_S = 1.0
+REDIRECT_NS = 1_000_000_000
+TROUBLE = (DeadlineExceeded, DeviceError, TierFull)
+
+
+class RetryLookup(Exception):
+    """The name leads to another inode now; the kernel is to look it up again.
+
+    Answered as ESTALE, which the kernel answers itself by walking the path once more.
+    """
+
+
+class CrossDirectory(CtxfsError):
+    """A directory with keys beneath cannot be renamed: its blocks' keys would all change."""
+
+    code = errno.EXDEV  # mv copies instead
+
+
+class Caller(NamedTuple):
+    """Who asks."""
+
+    uid: int
+    gid: int
+    pid: int  # the thread
+
+
+class Attr(NamedTuple):
+    """What stat shows, and for how many seconds the kernel may believe it."""
+
+    inode: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    size: int
+    blocks: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    entry_s: float
+    attr_s: float
+
+
+class SetAttr(NamedTuple):
+    """What setattr is to change; None: leave as it is."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+class Space(NamedTuple):
+    """What statvfs shows, in pages of 4096 bytes."""
+
+    total: int
+    free: int
+    files: int
+
+
+class Entry(NamedTuple):
+    """One line of a directory."""
+
+    name: bytes
+    node: Node | None  # None: gone since the directory was opened
+    attr: Attr
+
+
+@dataclass(slots=True)
+class _Opened:
+    """An open file: a block, or a file of `.ctx`."""
+
+    handle: Handle | None = None
+    reader: Reader | None = None
+    newest_pid: int = 0  # at open; if it is the same at close, nobody can have inherited it
+
+
+class Operations:
+    """One for both channels."""
+
+    def __init__(
+        self,
+        store: Store,
+        attributes: Attributes,
+        control: ControlDirectory,
+        *,
+        trouble_is_error: bool,
+    ) -> None:
+        self._store = store
+        self._catalog = store.catalog
+        self._names = store.catalog.names
+        self._attributes = attributes
+        self._control = control
+        self.trouble_is_error = trouble_is_error
+        self._opened: dict[int, _Opened] = {}
+        self._listings: dict[int, list[tuple[bytes, int]]] = {}
+        self._next_handle = 1
+        # thread → (inode, moment): an open that was told to look its name up again
+        self._redirected: dict[int, tuple[int, int]] = {}
+
+    # -- nodes and attributes
+
+    def _node(self, inode: int) -> Node:
+        node = self._names.by_inode.get(inode)
+        if node is None:
+            raise BlockNotFound(f"inode {inode}")
+        return node
+
+    def _directory(self, inode: int) -> Directory:
+        if self._control.has(inode):
+            raise NotPermitted(".ctx belongs to the daemon")
+        node = self._node(inode)
+        if not isinstance(node, Directory):
+            raise NotDirectory(repr(node.name))
+        return node
+
+    def _attr(self, node: Node) -> Attr:
+        if isinstance(node, Directory):
+            return self._directory_attr(node)
+        physical = self._attributes.stored_bytes(node)
+        sealed = node.state is State.SEALED
+        return Attr(
+            inode=node.generation,
+            mode=stat.S_IFREG | node.mode,
+            nlink=0 if node.is_gone else 1,
+            uid=node.uid,
+            gid=node.gid,
+            size=node.size,
+            blocks=-(-physical // STAT_BLOCK_BYTES),
+            atime_ns=node.atime_ns,
+            mtime_ns=node.mtime_ns,
+            ctime_ns=node.ctime_ns,
+            # Names of blocks change by themselves, and may differ by process: never cached.
+            entry_s=0.0,
+            attr_s=SEALED_ATTR_S if sealed else 0.0,
+        )
+
+    def _directory_attr(self, directory: Directory) -> Attr:
+        return Attr(
+            inode=directory.inode,
+            mode=stat.S_IFDIR | directory.mode,
+            nlink=0 if directory.removed else 2,
+            uid=directory.uid,
+            gid=directory.gid,
+            size=PAGE_BYTES,
+            blocks=0,
+            atime_ns=directory.mtime_ns,
+            mtime_ns=directory.mtime_ns,
+            ctime_ns=directory.mtime_ns,
+            entry_s=0.0 if self._goes_as_one(directory) else DIRECTORY_S,
+            attr_s=0.0,
+        )
+
+    def _goes_as_one(self, directory: Directory | None) -> bool:
+        while directory is not None:
+            if directory.together:
+                return True
+            directory = directory.parent
+        return False
+
+    def _control_attr(self, inode: int) -> Attr:
+        file = self._control.by_inode.get(inode)
+        mode = file.mode if file is not None else stat.S_IFDIR | 0o555
+        now_ns = self._catalog.clock().wall_ns
+        uid, gid = os.getuid(), os.getgid()
+        links = 1 if file is not None else 2
+        return Attr(inode, mode, links, uid, gid, 0, 0, now_ns, now_ns, now_ns, 1.0, 0.0)
+
+    def lookup(self, parent: int, name: bytes, caller: Caller) -> Attr:
+        """Find a name. Counts one reference of the kernel."""
+        if parent == ROOT_INODE and name == DIRECTORY_NAME:
+            return self._control_attr(DIRECTORY_INODE)
+        if parent == DIRECTORY_INODE:
+            file = self._control.by_name.get(name)
+            if file is None:
+                raise BlockNotFound(repr(name))
+            return self._control_attr(file.inode)
+        directory = self._directory(parent)
+        owner = None
+        if self._store.is_private(directory, name):
+            owner = process.process_of(caller.pid)
+        try:
+            node = self._store.find(directory, name, owner)
+        except BlockNotFound:
+            self._catalog.counters.misses += 1
+            raise
+        node.lookups += 1
+        return self._attr(node)
+
+    def forget(self, inode: int, count: int) -> None:
+        """The kernel gave up references."""
+        node = self._names.by_inode.get(inode)
+        if node is not None:
+            node.lookups = max(0, node.lookups - count)
+            self._catalog.forget_if_unused(node)
+
+    def getattr(self, inode: int) -> Attr:
+        """Stat."""
+        if self._control.has(inode):
+            return self._control_attr(inode)
+        return self._attr(self._node(inode))
+
+    async def setattr(
+        self, inode: int, change: SetAttr, handle: int | None, caller: Caller
+    ) -> Attr:
+        """Chmod, chown, utimens and truncate."""
+        if self._control.has(inode):
+            raise NotPermitted(".ctx belongs to the daemon")
+        node = self._node(inode)
+        if change.size is not None:
+            if isinstance(node, Directory):
+                raise IsDirectory(repr(node.name))
+            await self._set_size(node, change.size, handle, caller)
+        if change.mode is not None:
+            node.mode = stat.S_IMODE(change.mode)
+        node.uid = node.uid if change.uid is None else change.uid
+        node.gid = node.gid if change.gid is None else change.gid
+        now_ns = self._catalog.clock().wall_ns
+        node.mtime_ns = node.mtime_ns if change.mtime_ns is None else change.mtime_ns
+        if isinstance(node, Directory):
+            self._catalog.record_directory(node)
+            return self._attr(node)
+        node.ctime_ns = now_ns
+        if change.atime_ns is not None:
+            node.atime_ns = change.atime_ns
+        if node.state is State.SEALED:
+            self._catalog.record(node)
+        return self._attr(node)
+
+    async def _set_size(self, block: Block, size: int, handle: int | None, caller: Caller) -> None:
+        opened = self._opened.get(handle) if handle is not None else None
+        if opened is not None and opened.handle is not None and opened.handle.writable:
+            await self._store.truncate(opened.handle.block, size, opened.handle)
+            return
+        owner = process.process_of(caller.pid)
+        if block.writing is not None and self._store.goes_on(block, owner, 0):
+            await self._store.truncate(block, size)
+            return
+        if size == block.size:
+            return
+        # truncate(2) of a sealed block: a new generation with that length takes the name.
+        if block.is_gone:
+            raise NotPermitted("the block is gone")
+        new = await self._store.new_generation(block.directory, block.name, owner, base=block)
+        writer = await self._store.open_for_write(new, owner, 0)
+        try:
+            await self._store.truncate(new, size, writer)
+            self._store.publish_on_close(writer)
+        finally:
+            self._store.release(writer)
+        raise RetryLookup
+
+    # -- files
+
+    def _add(self, opened: _Opened) -> int:
+        number = self._next_handle
+        self._next_handle += 1
+        self._opened[number] = opened
+        return number
+
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
+    ) -> tuple[int, Attr]:
+        """Make and open a block."""
+        directory = self._directory(parent)
+        if parent == ROOT_INODE and name == DIRECTORY_NAME:
+            raise BlockExists(".ctx belongs to the daemon")
+        owner = process.process_of(caller.pid)
+        who = self._new_owner(directory, mode, caller)
+        handle = await self._store.create(directory, name, who, owner, flags)
+        handle.block.lookups += 1
+        opened = _Opened(handle, newest_pid=process.newest_pid())
+        return self._add(opened), self._attr(handle.block)
+
+    def _new_owner(self, parent: Directory, mode: int, caller: Caller) -> NewOwner:
+        gid = parent.gid if parent.mode & stat.S_ISGID else caller.gid
+        return NewOwner(caller.uid, gid, stat.S_IMODE(mode))
+
+    async def make_file(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        """Mknod: an empty block, published at once; anything but a file is not for us."""
+        if not stat.S_ISREG(mode):
+            raise NotPermitted("only files and directories live here")
+        number, _ = await self.create(parent, name, mode, os.O_EXCL | os.O_WRONLY, caller)
+        handle = self._opened.pop(number).handle
+        assert handle is not None
+        self._store.publish_on_close(handle)
+        self._store.release(handle)
+        return self._attr(handle.block)
+
+    async def open(self, inode: int, flags: int, caller: Caller) -> tuple[int, bool]:
+        """Open a file; returns the handle and whether it is to bypass the page cache."""
+        control = self._control.by_inode.get(inode)
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
+        if control is not None:
+            if writes:
+                raise NotPermitted(".ctx can only be read")
+            return self._add(_Opened(reader=control.open())), True
+        node = self._node(inode)
+        if isinstance(node, Directory):
+            raise IsDirectory(repr(node.name))
+        if writes:
+            handle = await self._open_for_write(node, flags, caller)
+            return self._add(_Opened(handle, newest_pid=process.newest_pid())), False
+        owner = self._reader(node, caller)
+        try:
+            handle = await self._store.open_for_read(node, owner)
+        except (CtxfsError, *TROUBLE) as error:
+            self._trouble(node, error)
+            raise
+        return self._add(_Opened(handle)), False
+
+    def _reader(self, block: Block, caller: Caller) -> int:
+        """Return who reads; asked of /proc only where it matters."""
+        matters = block.writing is not None or block.generation in self._catalog.fresh
+        return process.process_of(caller.pid) if matters else 0
+
+    def _trouble(self, block: Block, error: CtxfsError) -> None:
+        """A tier failed: counted apart, and by default a miss to the program."""
+        if not isinstance(error, TROUBLE):
+            return
+        self._catalog.counters.trouble += 1
+        self._catalog.tell("trouble", block, error=str(error))
+        log.warning("open of %r: %s", block.name, error)
+        # Memory of a copy that is gone is no use to anybody; the store dropped it already.
+        if not self.trouble_is_error or isinstance(error, CopyCorrupt):
+            raise BlockNotFound(str(error)) from error
+
+    async def _open_for_write(self, block: Block, flags: int, caller: Caller) -> Handle:
+        owner = process.process_of(caller.pid)
+        now_ns = self._catalog.clock().boot_ns
+        if self._store.goes_on(block, owner, flags):
+            self._redirected.pop(caller.pid, None)
+            return await self._store.open_for_write(block, owner, flags)
+        before = self._redirected.pop(caller.pid, None)
+        if (
+            before is not None
+            and before[0] == block.generation
+            and now_ns - before[1] < REDIRECT_NS
+        ):
+            # The kernel came back to the same inode: it was reached through a descriptor.
+            raise NotPermitted("the block is sealed; open it by its name to write it anew")
+        if block.is_gone:
+            raise NotPermitted("the block is gone")
+        base = None if flags & os.O_TRUNC else block
+        await self._store.new_generation(block.directory, block.name, owner, base=base)
+        self._redirected[caller.pid] = (block.generation, now_ns)
+        raise RetryLookup
+
+    async def read(self, number: int, offset: int, length: int) -> bytes | memoryview:
+        """Read; less than asked only at the end."""
+        opened = self._opened[number]
+        if opened.reader is not None:
+            return await opened.reader(offset, length)
+        assert opened.handle is not None
+        return self._store.read(opened.handle, offset, length)
+
+    async def write(self, number: int, offset: int, data: bytes) -> int:
+        """Write all of it."""
+        handle = self._opened[number].handle
+        if handle is None or not handle.writable:
+            raise NotPermitted("not open for writing")
+        return await self._store.write(handle, offset, data)
+
+    def flush(self, number: int, closer: int | None = None) -> None:
+        """A descriptor was closed; `closer` is the thread that did, where the channel knows."""
+        opened = self._opened[number]
+        handle = opened.handle
+        if handle is None or not handle.writable or handle.block.published:
+            return
+        fate = process.fate_of(handle.owner)
+        if fate is process.Fate.KILLED:
+            return  # it leaves nothing: release discards it
+        if fate is process.Fate.ALIVE and self._is_stray(opened, handle, closer):
+            return
+        self._store.publish_on_close(handle)
+
+    def _is_stray(self, opened: _Opened, handle: Handle, closer: int | None) -> bool:
+        """Whether another process closed a copy it inherited, while the owner still writes."""
+        if closer is not None:
+            return process.process_of(closer) != handle.owner
+        if is_temporary(handle.block.name):
+            return False  # seeing it early does no harm: it is about to be renamed
+        if process.newest_pid() == opened.newest_pid:
+            return False
+        return process.holds_open(handle.owner, self._names.key_of(handle.block))
+
+    def release(self, number: int) -> None:
+        """The last descriptor of an open is gone."""
+        opened = self._opened.pop(number)
+        if opened.handle is not None:
+            self._store.release(opened.handle)
+
+    async def fsync(self, number: int) -> None:
+        """Return when the block is on the cold tier's medium."""
+        handle = self._opened[number].handle
+        if handle is not None:
+            await self._store.sync(handle.block)
+
+    async def fsync_directory(self) -> None:
+        """Return when names and attributes are on the cold tier's medium."""
+        if self._catalog.cold is not None:
+            await self._catalog.cold.sync()
+
+    # -- names
+
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
+        """Make a prefix."""
+        directory = self._directory(parent)
+        who = self._new_owner(directory, mode, caller)
+        if directory.mode & stat.S_ISGID:
+            who = NewOwner(who.uid, who.gid, who.mode | stat.S_ISGID)
+        made = self._store.make_directory(directory, name, who)
+        made.lookups += 1
+        return self._attr(made)
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        """Take away an empty prefix."""
+        directory = self._directory(parent)
+        if directory is self._names.root and name == DIRECTORY_NAME:
+            raise NotPermitted(".ctx belongs to the daemon")
+        self._store.remove_directory(directory, name)
+
+    def unlink(self, parent: int, name: bytes, caller: Caller) -> None:
+        """Take a name away."""
+        directory = self._directory(parent)
+        owner = process.process_of(caller.pid) if self._store.is_private(directory, name) else 0
+        self._store.unlink(directory, name, owner)
+
+    def rename(
+        self,
+        old_parent: int,
+        old_name: bytes,
+        new_parent: int,
+        new_name: bytes,
+        caller: Caller,
+        *,
+        replace: bool,
+        exchange: bool,
+    ) -> None:
+        """Rename; of a block that is being written, this publishes it."""
+        source_in, target_in = self._directory(old_parent), self._directory(new_parent)
+        if target_in is self._names.root and new_name == DIRECTORY_NAME:
+            raise BlockExists(".ctx belongs to the daemon")
+        owner = None
+        if self._store.is_private(source_in, old_name):
+            owner = process.process_of(caller.pid)
+        source = self._store.find(source_in, old_name, owner)
+        if exchange:
+            target = self._store.find(target_in, new_name, None)
+            if isinstance(source, Directory) or isinstance(target, Directory):
+                raise CrossDirectory("only blocks can be exchanged")
+            self._store.exchange(source, target)
+        elif isinstance(source, Directory):
+            self._rename_directory(source, target_in, new_name, replace=replace)
+        else:
+            self._store.rename(source, target_in, new_name, replace=replace)
+
+    def _rename_directory(
+        self, source: Directory, parent: Directory, name: bytes, *, replace: bool
+    ) -> None:
+        if source.entries:
+            raise CrossDirectory("a directory with keys beneath keeps its name")
+        target = self._names.find(parent, name)
+        if target is source:
+            return
+        if target is not None:
+            if not replace:
+                raise BlockExists(repr(name))
+            if not isinstance(target, Directory):
+                raise NotDirectory(repr(name))
+            if target.entries:
+                raise DirectoryNotEmpty(repr(name))
+            self._catalog.remove_directory(target)
+        self._names.move_directory(source, parent, name)
+        self._catalog.record_directory(source)
+
+    # -- listing
+
+    def opendir(self, inode: int, caller: Caller) -> int:
+        """Take a listing of what the caller may see."""
+        number = self._next_handle
+        self._next_handle += 1
+        if inode == DIRECTORY_INODE:
+            self._listings[number] = [(file.name, file.inode) for file in self._control.files]
+            return number
+        directory = self._directory(inode)
+        self._listings[number] = list(self._visible(directory, caller))
+        return number
+
+    def _visible(self, directory: Directory, caller: Caller) -> Iterator[tuple[bytes, int]]:
+        groups = {caller.gid}
+        if caller.uid:
+            groups |= process.supplementary_groups(caller.pid)
+        for name, node in directory.entries.items():
+            if _may_read(node, caller.uid, groups):
+                inode = node.generation if isinstance(node, Block) else node.inode
+                yield name, inode
+        owner = None
+        for block in self._names.private_in(directory):
+            owner = owner or process.process_of(caller.pid)
+            mine = block.writing is not None and block.writing.owner == owner
+            if mine and block.name not in directory.entries:
+                yield block.name, block.generation
+
+    def listing(self, number: int, start: int) -> Iterator[tuple[int, bytes, Attr]]:
+        """Yield (place of the next one, name, attributes) from a place on."""
+        entries = self._listings[number]
+        for place in range(start, len(entries)):
+            name, inode = entries[place]
+            if self._control.has(inode):
+                yield place + 1, name, self._control_attr(inode)
+                continue
+            node = self._names.by_inode.get(inode)
+            if node is None or (isinstance(node, Block) and node.is_gone):
+                continue
+            if node.name == name:  # renamed ones show, or not, under their new name
+                yield place + 1, name, self._attr(node)
+
+    def listed(self, inode: int) -> None:
+        """An entry was handed to the kernel, which holds a reference now."""
+        node = self._names.by_inode.get(inode)
+        if node is not None:
+            node.lookups += 1
+
+    def releasedir(self, number: int) -> None:
+        """The listing is no longer needed."""
+        del self._listings[number]
+
+    def statfs(self) -> Space:
+        """Capacity and free physical bytes over the local tiers."""
+        hot = self._catalog.hot
+        total = hot.capacity_bytes
+        free = max(0, hot.room_bytes)
+        if self._catalog.cold is not None:
+            for device in self._catalog.cold.statistics().devices:
+                total += device.capacity_bytes
+                free += device.free_bytes
+        return Space(total // PAGE_BYTES, free // PAGE_BYTES, self._catalog.block_count)
+
+    # -- extended attributes
+
+    def _attributed(self, inode: int) -> Node:
+        if self._control.has(inode):
+            raise NoAttribute(".ctx has none")
+        return self._node(inode)
+
+    def getxattr(self, inode: int, name: bytes) -> bytes:
+        """Return the value of an attribute."""
+        if not name.startswith(b"user."):
+            raise NoAttribute(os.fsdecode(name))
+        return self._attributes.get(self._attributed(inode), name)
+
+    def listxattr(self, inode: int) -> list[bytes]:
+        """Return the names of attributes that are set."""
+        if self._control.has(inode):
+            return []
+        return self._attributes.names(self._node(inode))
+
+    async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
+        """Set an attribute; moves are done when this returns."""
+        node = self._attributed(inode)
+        try:
+            await self._attributes.set(node, name, value)
+        except BadValue as error:
+            log.warning("setxattr on %r: %s", node.name, error)
+            raise
+
+    async def removexattr(self, inode: int, name: bytes) -> None:
+        """Take an attribute away."""
+        await self._attributes.remove(self._attributed(inode), name)
+
+
+def _may_read(node: Node, uid: int, groups: set[int]) -> bool:
+    if uid in (0, node.uid):
+        return True
+    bits = 0o5 if isinstance(node, Directory) else 0o4
+    if node.gid in groups:
+        return bool(node.mode & (bits << 3))
+    return bool(node.mode & bits)

@@ -1,0 +1,84 @@
+"""What /proc tells of a client: which process a thread belongs to, and how it is ending.
+
+The kernel names the *thread* that made a request. Nothing here may touch the mount itself: the
+loop that would answer is the one that asks.
+"""
+
+import enum
+import os
+
+PF_EXITING = 0x00000004  # include/linux/sched.h
+PF_SIGNALED = 0x00000400  # killed by a signal
+
+
+class Fate(enum.Enum):
+    """How a process is doing."""
+
+    ALIVE = enum.auto()
+    EXITING = enum.auto()  # of its own will
+    KILLED = enum.auto()
+    GONE = enum.auto()
+
+
+def process_of(tid: int) -> int:
+    """Return the process (thread group) of a thread; `tid` itself if it is gone already."""
+    try:
+        with open(f"/proc/{tid}/status", "rb", buffering=0) as file:
+            head = file.read(512)
+    except OSError:
+        return tid
+    start = head.find(b"\nTgid:")
+    return int(head[start + 6 : head.index(b"\n", start + 6)]) if start >= 0 else tid
+
+
+def fate_of(pid: int) -> Fate:
+    """Return how a process is doing, by the flags in its stat line (proc(5), field 9)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            line = file.read(1024)
+    except OSError:
+        return Fate.GONE
+    # The command name before it may hold anything, so count from its closing parenthesis.
+    flags = int(line[line.rindex(b")") + 2 :].split(b" ", 7)[6])
+    if flags & PF_SIGNALED:
+        return Fate.KILLED
+    return Fate.EXITING if flags & PF_EXITING else Fate.ALIVE
+
+
+def newest_pid() -> int:
+    """Return the number given to the newest process or thread of this machine."""
+    with open("/proc/loadavg", "rb", buffering=0) as file:
+        return int(file.read(128).rsplit(b" ", 1)[1])
+
+
+def holds_open(pid: int, key: bytes) -> bool:
+    """Whether a process has a descriptor whose path ends in this key.
+
+    Only links are read: looking at the files themselves would ask the mount.
+    """
+    ending = b"/" + key
+    directory = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return False
+    for name in names:
+        try:
+            path = os.fsencode(os.readlink(f"{directory}/{name}"))
+        except OSError:
+            continue
+        if path.removesuffix(b" (deleted)").endswith(ending):
+            return True
+    return False
+
+
+def supplementary_groups(tid: int) -> set[int]:
+    """Return the supplementary group ids of a thread; empty if it is gone."""
+    try:
+        with open(f"/proc/{tid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"Groups:"):
+                    return {int(word) for word in line.split()[1:]}
+    except OSError:
+        pass
+    return set()

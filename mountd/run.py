@@ -1,0 +1,277 @@
+"""Assembles the daemon from a configuration, serves, and takes it apart again.
+
+Order: device, tiers, store, mount, services. Leaving undoes it in reverse: unmount, finish what
+was closed, write what only the hot tier has to the cold one, let go.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
+
+from ctxfs.config import Config, reread
+from ctxfs.core.meta import BlockMeta, DirectoryMeta
+from ctxfs.core.times import Now
+from ctxfs.device import shm
+from ctxfs.device.blockfile import OpenedDevice, open_engine
+from ctxfs.errors import ConfigError, CtxfsError
+from ctxfs.store.attributes import Attributes
+from ctxfs.store.catalog import Catalog
+from ctxfs.store.counters import Counters
+from ctxfs.store.events import Events
+from ctxfs.store.mover import Mover, MoverLimits
+from ctxfs.store.recovery import recover
+from ctxfs.store.store import Store
+from ctxfs.tiers.hot import HotTier
+from mountd import channel_pyfuse3, logs, systemd
+from mountd.check import memory_bytes
+from mountd.control import ControlDirectory
+from mountd.operations import Operations
+from mountd.options import may_allow_other
+from mountd.statistics import Statistics
+
+log = logging.getLogger(__name__)
+
+SECOND_NS = 1_000_000_000
+SETTLE_S = 5.0  # at the end: how long sealing what was closed may take
+
+
+def clock() -> Now:
+    """Return this moment. Boot time goes on while the machine sleeps, and never steps."""
+    return Now(time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns())
+
+
+def serve(config: Config, ready: Callable[[], None]) -> int:
+    """Mount, call `ready` when the mount answers, serve until it ends. Returns the exit status."""
+    _raise_file_limit()
+    trio.run(_serve, config, ready, strict_exception_groups=True)
+    return 0
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _serve(config: Config, ready: Callable[[], None]) -> None:
+    path = config.mount.path
+    assert path is not None  # the command line has checked it
+    with _hot_room(config) as room:
+        async with trio.open_nursery() as services:
+            daemon = await _assemble(config, room, services)
+            with channel_pyfuse3.mounted(
+                daemon.operations,
+                path,
+                fsname=config.mount.fsname,
+                allow_other=may_allow_other(config.mount),
+            ):
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(_run_signals, daemon, nursery.cancel_scope)
+                    await nursery.start(channel_pyfuse3.serve, nursery.cancel_scope)
+                    ready()
+            with trio.CancelScope(shield=True):
+                await daemon.finish()
+            services.cancel_scope.cancel()
+        daemon.close()
+
+
+@contextmanager
+def _hot_room(config: Config) -> Iterator[shm.HotRoom]:
+    """The tmpfs. It goes at a clean end; after a crash it stays, for the next daemon to find."""
+    room = shm.prepare(config.state, config.hot.size_bytes, config.hot.huge)
+    try:
+        yield room
+    except BaseException as error:
+        expected = all(isinstance(each, CtxfsError) for each in _leaves(error))
+        if expected and not room.is_adopted:
+            room.remove()
+        else:
+            room.close()
+        raise
+    room.remove()
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
+
+
+class Daemon:
+    """The assembled parts, and what happens to them on SIGHUP and at the end."""
+
+    def __init__(self, config: Config, hot: HotTier, cold: ColdTier | None, catalog: Catalog):
+        self.config = config
+        self.hot = hot
+        self.cold = cold
+        self.catalog = catalog
+        self.devices: list[OpenedDevice] = []
+        self.mover = Mover(catalog, mover_limits(config))
+        self.store = Store(catalog, self.mover, block_bytes_max=config.limits.block_bytes_max)
+        statistics = Statistics(
+            catalog,
+            mount=str(config.mount.path),
+            state=str(config.state),
+            channel="pyfuse3",
+        )
+        control = ControlDirectory(
+            catalog.events,
+            {
+                b"stats": statistics.as_json,
+                b"metrics": statistics.as_metrics,
+                b"config": lambda: self.config.as_toml().encode(),
+                b"peers": lambda: b"[]\n",
+            },
+        )
+        self.operations = Operations(
+            self.store,
+            Attributes(self.store),
+            control,
+            trouble_is_error=config.defaults.on_trouble == "error",
+        )
+
+    def apply(self, config: Config) -> None:
+        """Take over what can be changed while running."""
+        self.config = config
+        self.catalog.default_ttl_ns = config.defaults.ttl_ns or 0
+        self.mover.limits = mover_limits(config)
+        self.store.block_bytes_max = config.limits.block_bytes_max
+        self.operations.trouble_is_error = config.defaults.on_trouble == "error"
+
+    def reread(self) -> None:
+        """SIGHUP: the log file anew, and the configuration as far as it can be taken over."""
+        logs.reopen()
+        try:
+            fresh, waiting = reread(self.config, memory_bytes=memory_bytes())
+        except ConfigError as error:
+            log.error("the configuration stays as it was: %s", error)
+            return
+        self.apply(fresh)
+        logs.set_level(fresh.log)
+        if waiting:
+            log.warning("these take effect at the next start: %s", ", ".join(waiting))
+        log.info("configuration reread")
+
+    async def finish(self) -> None:
+        """After the mount ended: finish what was closed, and save what only DRAM holds."""
+        systemd.stopping("saving blocks to the cold tier")
+        with trio.move_on_after(SETTLE_S):
+            await self.store.wait_settled()
+        if self.cold is None:
+            return
+        with trio.move_on_after(self.config.limits.drain_ns / SECOND_NS) as scope:
+            left = await self.store.drain()
+            if left:
+                log.warning("%d blocks could not be saved", left)
+        if scope.cancelled_caught:
+            log.warning("not every block was saved within limits.drain")
+        try:
+            await self.cold.close()
+        except CtxfsError as error:
+            log.error("the cold tier was not closed cleanly: %s", error)
+
+    def close(self) -> None:
+        """Let go of files; services have ended."""
+        self.hot.close()
+        for device in self.devices:
+            device.close()
+
+
+def mover_limits(config: Config) -> MoverLimits:
+    """What the mover needs of the configuration."""
+    return MoverLimits(
+        high_ratio=config.hot.high_ratio,
+        low_ratio=config.hot.low_ratio,
+        room_wait_s=config.hot.room_wait_ns / SECOND_NS,
+        read_deadline_s=config.limits.read_deadline_ns / SECOND_NS,
+        temporary_wait_ns=config.defaults.temporary_wait_ns,
+    )
+
+
+async def _assemble(config: Config, room: shm.HotRoom, services: trio.Nursery) -> Daemon:
+    hot = HotTier(room.path, min(config.hot.size_bytes, room.size_bytes), huge=room.huge)
+    events = Events(config.limits.events_kept)
+    devices: list[OpenedDevice] = []
+    catalog: Catalog | None = None
+
+    def describe(generation: int) -> BlockMeta | None:
+        return catalog.describe(generation) if catalog is not None else None
+
+    def describe_directory(inode: int) -> DirectoryMeta | None:
+        return catalog.describe_directory(inode) if catalog is not None else None
+
+    cold: ColdTier | None = None
+    found: Recovered | None = None
+    if config.cold:
+        cold_devices = []
+        for each in config.cold:
+            opened = await open_engine(each.path, each.size_bytes, engine=each.engine)
+            devices.append(opened)
+            await services.start(opened.run)
+            if opened.why_not_uring is not None:
+                log.warning("%s: no io_uring (%s); reads and writes use threads",
+                            each.path, opened.why_not_uring)  # fmt: skip
+            cold_devices.append(ColdDevice(str(each.path), opened.engine, each.format))
+        cold = await ColdTier.open(
+            cold_devices, describe=describe, describe_directory=describe_directory
+        )
+        found = await cold.recover()
+    catalog = Catalog(clock, hot, cold, events, Counters())
+    catalog.default_ttl_ns = config.defaults.ttl_ns or 0
+    daemon = Daemon(config, hot, cold, catalog)
+    daemon.devices = devices
+    report = recover(catalog, found)
+    log.info(
+        "found %d blocks (%d hot, %d cold) and %d directories; %d unsealed were dropped",
+        report.blocks, report.hot, report.cold, report.directories, report.unsealed,
+    )  # fmt: skip
+    _prepare_root(catalog, config)
+    if cold is not None:
+        await services.start(_run_cold, cold)
+    await services.start(daemon.mover.run)
+    await services.start(daemon.store.run)
+    return daemon
+
+
+async def _run_cold(
+    cold: ColdTier, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    await cold.run(task_status=task_status)
+
+
+def _prepare_root(catalog: Catalog, config: Config) -> None:
+    root = catalog.names.root
+    if root.stamp:
+        return  # somebody changed it in an earlier life
+    root.mode = config.defaults.root_mode
+    root.uid, root.gid = os.getuid(), os.getgid()
+    root.mtime_ns = catalog.clock().wall_ns
+
+
+async def _run_signals(
+    daemon: Daemon,
+    scope: trio.CancelScope,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """SIGTERM and SIGINT end the mount, SIGHUP rereads."""
+    watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    with trio.open_signal_receiver(*watched) as arriving:
+        task_status.started()
+        async for number in arriving:
+            if number == signal.SIGHUP:
+                daemon.reread()
+            else:
+                log.info("ending: %s", signal.Signals(number).name)
+                scope.cancel()
+                return
