@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from ctxfs.device import mounts, uring
-from ctxfs.device.requests import Target
+from ctxfs.device.requests import Target, block_device_size
 from ctxfs.device.ringengine import UringEngine
 from ctxfs.device.threads import ThreadEngine
 from ctxfs.errors import ConfigError, DeviceBusy
@@ -21,7 +21,6 @@ from ctxfs.errors import ConfigError, DeviceBusy
 ALIGNMENT = 4096  # of everything we write; devices that want more are refused, bytes
 SIZE_MIN = 16 << 20  # below this there is no room for a log in segments, bytes
 
-_BLKGETSIZE64 = 0x80081272  # _IOR(0x12, 114, size_t)
 _BLKSSZGET = 0x1268  # _IO(0x12, 104)
 
 _AT_EMPTY_PATH = 0x1000
@@ -179,7 +178,7 @@ def _prepare(path: Path, fd: int, size_bytes: int | None, *, direct: bool) -> _O
     is_block_device = stat.S_ISBLK(os.fstat(fd).st_mode)
     if is_block_device:
         size = _device_size(path, fd, size_bytes)
-        unit = _ioctl_number(fd, _BLKSSZGET, "i")
+        (unit,) = struct.unpack("=i", fcntl.ioctl(fd, _BLKSSZGET, bytes(4)))
     else:
         size = _file_size(path, fd, size_bytes)
         unit = 1
@@ -198,7 +197,7 @@ def _prepare(path: Path, fd: int, size_bytes: int | None, *, direct: bool) -> _O
 
 
 def _device_size(path: Path, fd: int, size_bytes: int | None) -> int:
-    size = _ioctl_number(fd, _BLKGETSIZE64, "Q")
+    size = block_device_size(fd)
     if size_bytes is None:
         return size
     if size_bytes > size:
@@ -226,12 +225,6 @@ def _file_size(path: Path, fd: int, size_bytes: int | None) -> int:
             raise ConfigError(no_room) from error
         raise ConfigError(f"{path} cannot be preallocated: {error.strerror}") from error
     return size_bytes
-
-
-def _ioctl_number(fd: int, request: int, kind: str) -> int:
-    answer = fcntl.ioctl(fd, request, bytes(struct.calcsize(kind)))
-    (number,) = struct.unpack(kind, answer)
-    return int(number)
 
 
 def _direct_alignment(fd: int) -> tuple[int, int]:

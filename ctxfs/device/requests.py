@@ -1,12 +1,16 @@
 """What all engines agree on: which requests are sane, what a failure means, what is counted."""
 
 import errno
+import fcntl
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ctxfs.device.engine import EngineStatistics, Span
 from ctxfs.errors import DeviceError, DeviceLost
+
+_BLKGETSIZE64 = 0x80081272  # _IOR(0x12, 114, size_t)
 
 # The device itself is gone, whatever the request was.
 _GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ESHUTDOWN})
@@ -76,3 +80,24 @@ def failure(target: Target, what: str, code: int) -> DeviceError:
 def nothing_moved(target: Target, what: str) -> DeviceLost:
     """A removed drive answers reads with 0 bytes and no error."""
     return DeviceLost(f"{target.name}: {what}: the device moved no bytes")
+
+
+def block_device_size(fd: int) -> int:
+    """In bytes. Raises OSError."""
+    (size,) = struct.unpack("=Q", fcntl.ioctl(fd, _BLKGETSIZE64, bytes(8)))
+    return int(size)
+
+
+def check_present(target: Target) -> None:
+    """Raise DeviceLost if the device has gone, or shrunk, since it was opened.
+
+    A removed drive answers a flush with success: its size is all that tells.
+    """
+    if not target.is_block_device:
+        return
+    try:
+        size = block_device_size(target.fd)
+    except OSError as error:
+        raise failure(target, "flush", error.errno or errno.EIO) from error
+    if size < target.size_bytes:
+        raise DeviceLost(f"{target.name}: flush: the device has {size} bytes left")

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 import trio
 
 from ctxfs.device.engine import EngineStatistics, Span
-from ctxfs.device.requests import Counters, Target, check_request, failure, nothing_moved
+from ctxfs.device.requests import (
+    Counters,
+    Target,
+    check_present,
+    check_request,
+    failure,
+    nothing_moved,
+)
 from ctxfs.device.uring import FSYNC_DATASYNC, OP_FSYNC, OP_READ, OP_WRITE, Ring
 from ctxfs.errors import DeviceError
 
@@ -249,6 +256,7 @@ class UringEngine:
         elif result > part.length:
             transfer.end(failure(self._target, part.what, errno.EPROTO))
         elif result == part.length:
+            self._check_flushed(part)
             return
         else:
             # Only whole units count: the rest has to be aligned as well.
@@ -264,3 +272,10 @@ class UringEngine:
             if not transfer.unsent:
                 self._waiting.append(transfer)
             transfer.unsent.append(part)
+
+    def _check_flushed(self, part: _Part) -> None:
+        if part.opcode == OP_FSYNC:
+            try:
+                check_present(self._target)
+            except DeviceError as error:
+                part.transfer.end(error)

@@ -8,7 +8,14 @@ import trio
 
 from ctxfs.device.engine import EngineStatistics, Span
 from ctxfs.device.mapping import bytes_at
-from ctxfs.device.requests import Counters, Target, check_request, failure, nothing_moved
+from ctxfs.device.requests import (
+    Counters,
+    Target,
+    check_present,
+    check_request,
+    failure,
+    nothing_moved,
+)
 from ctxfs.errors import DeviceError
 
 THREADS_MAX = 32
@@ -108,3 +115,4 @@ def _sync(target: Target) -> None:
         os.fdatasync(target.fd)
     except OSError as error:
         raise failure(target, "flush", error.errno or errno.EIO) from error
+    check_present(target)

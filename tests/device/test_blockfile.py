@@ -150,9 +150,8 @@ async def test_a_block_device_that_is_too_small_is_refused(tmp_path: Path) -> No
 
 async def test_a_mounted_device_is_busy_and_left_alone(loop: Path, tmp_path: Path) -> None:
     point = tmp_path / "a point"
-    with mounted_ext4(loop, point):
-        with pytest.raises(DeviceBusy, match=f"mounted on {point}"):
-            await open_engine(loop, None)
+    with mounted_ext4(loop, point), pytest.raises(DeviceBusy, match=f"mounted on {point}"):
+        await open_engine(loop, None)
     async with opened(loop, None):
         with pytest.raises(DeviceBusy, match="used by another program"):
             await open_engine(loop, None)

@@ -150,6 +150,19 @@ async def test_a_failing_medium_is_a_device_error(
         assert device.engine.statistics().errors == 1
 
 
+async def test_a_flush_of_a_device_that_shrank_is_no_success(
+    loop: Path, tmp_path: Path, engine_name: str
+) -> None:
+    """As a drive that was pulled: it has no bytes left, and yet flushes."""
+    async with opened(loop, None, engine=engine_name) as device:
+        await device.engine.sync()
+        os.truncate(tmp_path / "backing", 32 * MIB)
+        await trio.run_process(["losetup", "-c", str(loop)])
+        with pytest.raises(DeviceLost, match="flush"):
+            await device.engine.sync()
+        assert device.engine.statistics().syncs == 1
+
+
 async def test_a_closed_engine_refuses(tmp_path: Path, engine_name: str) -> None:
     async with opened(tmp_path / "device", engine=engine_name) as device:
         await device.engine.sync()
