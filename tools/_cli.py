@@ -10,6 +10,25 @@ from ._common import ToolError, open_mount
 Subparsers = Any  # argparse keeps the type of what add_subparsers() returns to itself
 
 
+class Command(argparse.ArgumentParser):
+    """A sub-command's parser. Takes options between operands too, as people type them."""
+
+    _intermixing = False
+
+    def parse_known_args(  # type: ignore[override]  # argparse has overloads for the namespace
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        # What takes all the rest as it stands cannot have options in between.
+        takes_rest = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        if self._intermixing or takes_rest:
+            return super().parse_known_args(args, namespace)
+        self._intermixing = True  # the intermixed way comes back here, twice
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._intermixing = False
+
+
 def add_command(
     subparsers: Subparsers,
     name: str,

@@ -167,15 +167,18 @@ class Mount:
 
 def open_mount(args: argparse.Namespace, words: Sequence[str]) -> Mount:
     """The mount to use for `words`. Raises ToolError where none or several could be meant."""
+    mounts = _mounts.mounted()
     try:
-        point = _mounts.choose(
-            getattr(args, "mount", None), os.environ, words, os.getcwd(), _mounts.mounted()
-        )
+        directory = os.getcwd()
+    except OSError:  # removed meanwhile, or below a mount whose daemon is gone
+        directory = "/"
+    try:
+        point = _mounts.choose(getattr(args, "mount", None), os.environ, words, directory, mounts)
     except LookupError as error:
         raise ToolError(
             str(error), "say which with --mount PATH or CTXFS_MOUNT", exit_code=USAGE
         ) from None
-    return Mount(os.path.realpath(point))
+    return Mount(_mounts.resolve(point, mounts))
 
 
 # ---- blocks --------------------------------------------------------------------------------

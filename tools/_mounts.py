@@ -69,6 +69,16 @@ def _within(point: str, path: str) -> bool:
     return path == point or path.startswith(point.rstrip("/") + "/")
 
 
+def resolve(point: str, mounts: Sequence[Mounted]) -> str:
+    """The absolute path of a mount point, without symbolic links.
+
+    The table is asked before the mount point itself: a daemon that hangs would not answer.
+    """
+    parent, name = os.path.split(os.path.abspath(point))
+    path = os.path.join(os.path.realpath(parent), name)
+    return path if any(mount.point == path for mount in mounts) else os.path.realpath(path)
+
+
 def choose(
     explicit: str | None,
     environment: Mapping[str, str],

@@ -26,6 +26,7 @@ from . import (
     unpin,
     verify,
 )
+from ._cli import Command
 from ._common import INTERRUPTED, OK, PIPE_CLOSED, USAGE, ToolError
 
 # In the order in which `ctx --help` tells them: look, steer, care, run.
@@ -48,7 +49,9 @@ def parser() -> argparse.ArgumentParser:
     top_parser.add_argument("--version", action="version", version=f"ctx {ctxfs.__version__}")
     top_parser.add_argument("--mount", metavar="PATH", default=None, help="the ctxfs mount to use")
     top_parser.add_argument("--json", action="store_true", help="answer in JSON")
-    subparsers = top_parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    subparsers = top_parser.add_subparsers(
+        title="commands", metavar="COMMAND", dest="command", parser_class=Command
+    )
     for module in COMMANDS:
         module.add_parser(subparsers)
     return top_parser

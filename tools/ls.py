@@ -41,11 +41,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "-R", "--recursive", action="store_true", help="also what lies in directories"
     )
     parser.add_argument(
-        "--sort", choices=SORTS, default="name", help="what to sort by (default: name)"
+        "--sort", metavar="ORDER", choices=SORTS, default="name", help=f"by {', '.join(SORTS)}"
     )
     parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
     parser.add_argument(
-        "--tier", choices=TIERS, help="only blocks whose fastest copy is in this tier"
+        "--tier",
+        metavar="TIER",
+        choices=TIERS,
+        help=f"only blocks whose fastest copy is in {', '.join(TIERS)}",
     )
     add_keys(parser, nargs="*", metavar="PATH")
     return parser

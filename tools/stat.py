@@ -54,15 +54,13 @@ def _describe_directory(mount: Mount, key: str, status: os.stat_result) -> dict[
     together = attributes.pop(os.fsdecode(xattrs.TOGETHER), None)
     ours = os.fsdecode(xattrs.PREFIX)
     return {
-        "default_ttl": ttl,  # as it stands: seconds, `none`, or null where not set here
+        "default_ttl": ttl,  # seconds as text, `none`, or null where the one above holds
         "together": together == "1",
         "mode": stat_module.S_IMODE(status.st_mode),
         "uid": status.st_uid,
         "gid": status.st_gid,
         "attributes": {
-            name.removeprefix("user."): value
-            for name, value in attributes.items()
-            if not name.startswith(ours)
+            name: value for name, value in attributes.items() if not name.startswith(ours)
         },
     }
 
@@ -104,6 +102,12 @@ def _pin(value: str) -> str:
     return "yes" if value == "1" else f"for {short_duration(float(value))}"
 
 
+def _default_ttl(value: str | None) -> str:
+    if value is None:
+        return "inherited"
+    return value if value == "none" else short_duration(float(value))
+
+
 def block_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
     """Label and value of each line about a block."""
     lines = [
@@ -133,7 +137,7 @@ def directory_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
     """Label and value of each line about a directory."""
     return [
         ("key", escape(row["key"]) + "/"),
-        ("default ttl", row["default_ttl"] or "not set here"),
+        ("default ttl", _default_ttl(row["default_ttl"])),
         ("together", "yes" if row["together"] else "no"),
         ("mode", _owner(row)),
         *_attribute_lines(row),

@@ -1,6 +1,8 @@
 """`ctx ttl`: set or show how long blocks live."""
 
 import argparse
+import errno
+import os
 from typing import Any
 
 from ctxfs import xattrs
@@ -79,16 +81,26 @@ def _refuse_misspelt(mount: Mount, words: list[str]) -> None:
 
 
 def _show(mount: Mount, key: str) -> dict[str, Any]:
-    value = get_attribute(mount, key, xattrs.TTL)
-    return {"ttl_s": None if value == "none" else float(value)}
+    try:
+        value = get_attribute(mount, key, xattrs.TTL)
+    except OSError as error:
+        # A directory has a default only where somebody set one: the one above it holds.
+        if error.errno != errno.ENODATA or not os.path.isdir(mount.path(key)):
+            raise
+        return {"ttl_s": None, "inherited": True}
+    return {"ttl_s": None if value == "none" else float(value), "inherited": False}
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
     table = Table((">TTL", "KEY"))
     table.rows = [
-        (short_duration(row["ttl_s"], absent="none"), escape(row["key"]))
+        (short_duration(row["ttl_s"], absent=_absent(row)), escape(row["key"] or "/"))
         for row in rows
         if row["ok"]
     ]
     if table.rows:
         table.print()
+
+
+def _absent(row: dict[str, Any]) -> str:
+    return "inherited" if row["inherited"] else "none"
