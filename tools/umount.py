@@ -27,6 +27,7 @@ from ._output import print_json, waiting
 ANSWER_S = 5.0  # how long a mount may take to give its statistics before it counts as hung
 FORCE_S = 15.0  # how long a daemon may take to end before --force takes the mount away
 NAMES_SHOWN = 5
+DAEMONS = (b"ctx-mountd", b"mount.ctxfs")  # what its command line may name; or the module mountd
 
 
 class User(NamedTuple):
@@ -105,10 +106,14 @@ def daemon_of(mount: Mount) -> int | None:
         return None
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            # Seen from another pid namespace the number may be somebody else's.
-            return pid if b"mountd" in file.read() else None
+            words = file.read().split(b"\0")
     except OSError:
         return None
+    # Seen from another pid namespace the number may be somebody else's.
+    is_daemon = any(
+        os.path.basename(word) in DAEMONS or word.partition(b".")[0] == b"mountd" for word in words
+    )
+    return pid if is_daemon else None
 
 
 def stop(pid: int, limit_s: float | None) -> bool:
