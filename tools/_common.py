@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from ctxfs import xattrs
@@ -42,7 +43,7 @@ class Answer(NamedTuple):
 # The one place where errnos become words and exit codes; ctxfs.errors gives the daemon's side.
 ANSWERS = {
     errno.ENOENT: Answer(NOT_FOUND, "no such block or directory", ""),
-    errno.EINVAL: Answer(USAGE, "value not accepted", "ctxfs(7) lists what is"),
+    errno.EINVAL: Answer(USAGE, "value not accepted", "see ctxfs(7), and the daemon's log"),
     errno.ENAMETOOLONG: Answer(USAGE, "name too long", "255 bytes between slashes, 4095 in all"),
     errno.ENOSPC: Answer(NO_ROOM, "no room in that tier", "unpin or remove blocks; see `ctx df`"),
     errno.EDQUOT: Answer(NO_ROOM, "over the owner's quota", "remove some of the owner's blocks"),
@@ -152,12 +153,10 @@ class Mount:
     def stats(self) -> dict[str, Any]:
         """`.ctx/stats`, the daemon's own account. Raises ToolError."""
         try:
-            with open(self.control("stats"), "rb") as file:
-                stats: dict[str, Any] = json.loads(file.read())
+            text = interruptible(Path(self.control("stats")).read_bytes)
+            stats: dict[str, Any] = json.loads(text)
         except FileNotFoundError:
-            raise ToolError(
-                "is not a ctxfs mount", "`ctx mount` makes one", subject=self.point
-            ) from None
+            raise no_mount(self.point) from None
         except OSError as error:
             raise failure(self.point, error) from error
         except ValueError as error:
@@ -165,7 +164,7 @@ class Mount:
         return stats
 
 
-def open_mount(args: argparse.Namespace, words: Sequence[str]) -> Mount:
+def find_mount(args: argparse.Namespace, words: Sequence[str]) -> Mount:
     """The mount to use for `words`. Raises ToolError where none or several could be meant."""
     mounts = _mounts.mounted()
     try:
@@ -179,6 +178,27 @@ def open_mount(args: argparse.Namespace, words: Sequence[str]) -> Mount:
             str(error), "say which with --mount PATH or CTXFS_MOUNT", exit_code=USAGE
         ) from None
     return Mount(_mounts.resolve(point, mounts))
+
+
+def open_mount(args: argparse.Namespace, words: Sequence[str]) -> Mount:
+    """The mount to use for `words`, once it answers. Raises ToolError where it is none.
+
+    A call into a mount whose daemon hangs cannot be interrupted from Python; this one can, and
+    being never cached it always reaches the daemon.
+    """
+    mount = find_mount(args, words)
+    try:
+        interruptible(os.statvfs, mount.point)
+    except (FileNotFoundError, NotADirectoryError):
+        raise no_mount(mount.point) from None
+    except OSError as error:
+        raise failure(mount.point, error) from error
+    return mount
+
+
+def no_mount(point: str) -> ToolError:
+    """What to say where no ctxfs is."""
+    return ToolError("is not a ctxfs mount", "`ctx mount` makes one", subject=point)
 
 
 # ---- blocks --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ._machine import FAIL, WARN, Check, Machine
 from ._output import STYLES, console, escape, is_terminal, print_json
 from .umount import read_stats
 
-PROBE_S = 5.0
+PROBE_S = 3.0
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:

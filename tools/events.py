@@ -10,9 +10,9 @@ from ._cli import Subparsers, add_command
 from ._common import (
     OK,
     Mount,
-    ToolError,
     failure,
     interruptible,
+    no_mount,
     open_mount,
 )
 from ._output import STYLES, console, escape, is_terminal, print_json_line, short_size
@@ -46,9 +46,7 @@ def read_events(mount: Mount, *, follow: bool) -> Iterator[dict[str, Any]]:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        raise ToolError(
-            "is not a ctxfs mount", "`ctx mount` makes one", subject=mount.point
-        ) from None
+        raise no_mount(mount.point) from None
     except OSError as error:
         raise failure(path, error) from error
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ._cli import Subparsers, add_command, add_keys
 from ._common import (
+    CONTROL,
     USAGE,
     Mount,
     Tally,
@@ -56,6 +57,8 @@ def remove(mount: Mount, key: str, tally: Tally, *, recursive: bool) -> int:
     Raises OSError and ToolError. Failures beneath a directory go to `tally`, and the rest goes on.
     """
     path = mount.path(key)
+    if key.split("/")[0] == CONTROL:
+        raise ToolError("belongs to the daemon and stays", subject=key)
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         os.unlink(path)
         return 1

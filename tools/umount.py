@@ -20,7 +20,7 @@ from ._common import (
     OK,
     Mount,
     ToolError,
-    open_mount,
+    find_mount,
 )
 from ._output import print_json, waiting
 
@@ -49,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     if args.point is not None:
         args.mount = args.point
-    mount = open_mount(args, ())
+    mount = find_mount(args, ())
     if not is_mounted(mount):
         raise ToolError("is not a ctxfs mount", subject=mount.point, exit_code=NOT_FOUND)
     pid = daemon_of(mount)

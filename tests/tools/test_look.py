@@ -1,6 +1,7 @@
 """The commands that only look: ls, stat, df, events, top --once, and how they show names."""
 
 import copy
+import errno
 import os
 
 import pytest
@@ -184,6 +185,29 @@ def test_directory_that_is_no_mount_is_told_with_the_remedy(
     answer = run("df", "--mount", os.fspath(tmp_path))
     assert answer.code == 1
     assert "is not a ctxfs mount (`ctx mount` makes one)" in answer.err
+
+
+@pytest.mark.parametrize("words", [("ls",), ("stat", "k"), ("rm", "k"), ("events",), ("top",)])
+def test_place_that_is_not_there_is_no_mount(
+    mount: FakeMount, run: Run, words: tuple[str, ...]
+) -> None:
+    answer = run(*words, "--mount", "/nowhere/at/all")
+    assert answer.code == 1
+    assert answer.err == "ctx: /nowhere/at/all: is not a ctxfs mount (`ctx mount` makes one)\n"
+
+
+def test_mount_whose_daemon_is_gone_is_told_once(
+    mount: FakeMount, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(os, "statvfs", refuse)
+    answer = run("stat", "a", "b")
+    assert answer.code == 1
+    assert answer.err == (
+        f"ctx: {mount.path}: the daemon is gone (`ctx umount`, then `ctx mount` again)\n"
+    )
 
 
 def test_options_may_stand_before_the_command(mount: FakeMount, run: Run) -> None:

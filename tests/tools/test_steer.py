@@ -124,6 +124,12 @@ def test_mount_itself_is_never_removed(mount: FakeMount, run: Run) -> None:
     assert (mount.path / "a").exists()
 
 
+@pytest.mark.parametrize("key", [".ctx", ".ctx/stats"])
+def test_daemons_own_directory_is_never_removed(mount: FakeMount, run: Run, key: str) -> None:
+    assert "belongs to the daemon" in run("rm", "-rf", key).err
+    assert (mount.path / ".ctx" / "stats").exists()
+
+
 def test_verify_all_with_read_compares_every_byte(mount: FakeMount, run: Run) -> None:
     mount.block("sub/c", b"other bytes")
     mount.block("open", state="writing", digest=None)
