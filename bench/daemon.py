@@ -1,6 +1,5 @@
 """A daemon of one's own for as long as a `with` lasts. Shared by `bench` and `demo`."""
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -65,8 +64,6 @@ class Daemon:
             process.kill()
             process.wait()
             late = True
-        if process.stdout is not None:
-            process.stdout.close()
         left = is_mounted(self.mount_point)
         if left:
             unmount(self.mount_point, lazy=True)
@@ -87,14 +84,16 @@ class Daemon:
 
 
 def _said_ready(output: IO[bytes]) -> bool:
-    """Wait for the ready line, and go on emptying the pipe so that nobody blocks on it."""
+    """Wait for the ready line, and go on emptying the pipe so that nobody blocks on it.
+
+    The thread ends with the last process that has the pipe.
+    """
     answered = threading.Event()
     ready = False
 
     def drain() -> None:
         nonlocal ready
-        # Closing the pipe under the thread is how `stop` ends it.
-        with contextlib.suppress(ValueError, OSError):
+        with output:
             for line in output:
                 if READY_MARK in line.decode(errors="replace"):
                     ready = True

@@ -1,0 +1,160 @@
+"""`python -m bench`: what the mount costs and gives, beside what else there is."""
+
+import argparse
+import json
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench import commands, rounds
+from bench.daemon import DaemonFailed
+from bench.fio import FioFailed
+from bench.memory import NoStatistics
+from ctxfs.errors import BadValue
+from ctxfs.units import parse_size
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = 4096
+COLUMNS_MIN = 130  # of the tables, where the output is no terminal
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measure a ctxfs mount beside plain tmpfs, the local file system and fio. "
+        "`python -m bench memory` measures the daemon's memory for each block instead.",
+        epilog=f"Measures: {', '.join(rounds.names())}.",
+    )
+    parser.add_argument("--size", type=block_size, default="2MiB", help="of a block (%(default)s)")
+    _number(parser, "--blocks", 64, "in each place")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=0.3,
+        metavar="S",
+        help="at least, for each measure in each place in each round (%(default)s)",
+    )
+    _number(parser, "--rounds", 5, "medians are taken over them")
+    parser.add_argument(
+        "--only",
+        type=lambda text: [name for name in text.split(",") if name],
+        default=[],
+        metavar="NAME,…",
+        help="measures that begin like this, as in `put,get` (all of them)",
+    )
+    parser.add_argument("--no-fio", action="store_true", help="leave fio out")
+    _common(parser)
+    return parser
+
+
+def memory_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench memory",
+        description="Make many small blocks and see how much memory the daemon takes for each.",
+    )
+    _number(parser, "--blocks", 100_000, "to make")
+    parser.add_argument(
+        "--bytes", type=int, choices=(0, 1), default=0, help="in each (%(default)s)"
+    )
+    _number(parser, "--each", 0, "blocks in a directory; 0: all in one")
+    _common(parser)
+    return parser
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mount", type=Path, metavar="DIR", help="this mount, no own daemon")
+    parser.add_argument("--channel", metavar="NAME", help="of the own daemon: direct, pyfuse3")
+    parser.add_argument("--hot", type=size, metavar="SIZE", help="its hot tier (what is needed)")
+    parser.add_argument("--cold", type=size, metavar="SIZE", help="its cold file (what is needed)")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path("/var/tmp"),
+        metavar="DIR",
+        help="where the cold file lies, and the local files to compare with (%(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="instead of bench/results/…")
+
+
+def _number(parser: argparse.ArgumentParser, name: str, default: int, what: str) -> None:
+    parser.add_argument(
+        name,
+        type=positive if default else natural,
+        default=default,
+        metavar="N",
+        help=f"{what} ({default})",
+    )
+
+
+def size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except BadValue as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def block_size(text: str) -> int:
+    """A size that O_DIRECT takes, and fio with it."""
+    number = size(text)
+    if number < PAGE or number % PAGE:
+        raise argparse.ArgumentTypeError(f"a block here is a multiple of {PAGE} bytes")
+    return number
+
+
+def natural(text: str) -> int:
+    """A whole number from 0."""
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError("at least 0")
+    return number
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    if (number := natural(text)) < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def save(name: str, options: argparse.Namespace, found: dict[str, Any], out: Console) -> None:
+    """Write the JSON, with the settings that led to it."""
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    path = options.json or RESULTS / f"{now}-{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    settings = {key: value for key, value in vars(options).items() if key != "json"}
+    text = json.dumps({"settings": settings, **found}, indent=1, default=str)
+    path.write_text(text + "\n", encoding="utf-8")
+    out.print(f"Written to {path}.")
+
+
+def console() -> Console:
+    out = Console(highlight=False, soft_wrap=True)
+    if not out.is_terminal:
+        out.width = max(out.width, COLUMNS_MIN)
+    return out
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    out = console()
+    memory = given[:1] == ["memory"]
+    options = memory_parser().parse_args(given[1:]) if memory else parser().parse_args(given)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    command = commands.memory_per_block if memory else commands.side_by_side
+    try:
+        found = command(options, out)
+    except (ValueError, DaemonFailed, NoStatistics, FioFailed, OSError) as error:
+        out.print(f"bench: {error}", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        out.print("Interrupted; what it made is removed.")
+        return 128 + signal.SIGINT
+    save("memory" if memory else "places", options, found, out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The two things that `python -m bench` does, from options to what goes into the JSON."""
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench import fio, machine, memory, places, report, rounds
+from bench.measures import Workload
+from bench.places import Place
+from bench.targets import MEMORY_AIM_BYTES, MEMORY_MUST_BYTES
+
+MIB = 2**20
+HOT_MIN = 256 * MIB
+COLD_MIN = 1024 * MIB
+ROOM = 6  # times the blocks: those that stay, those being put, and as much again for the margins
+
+
+def side_by_side(options: argparse.Namespace, out: Console) -> dict[str, Any]:
+    """Every chosen measure, in every place."""
+    warm, cold = rounds.chosen(options.only)
+    plan = rounds.Plan(warm, cold, options.rounds)
+    work = Workload(size=options.size, blocks=options.blocks, seconds=options.seconds)
+    room = ROOM * options.size * options.blocks
+    hot_bytes = options.hot or max(HOT_MIN, room)
+    cold_bytes = options.cold or max(COLD_MIN, room)
+    with contextlib.ExitStack() as stack:
+        base = stack.enter_context(places.workroom(options.dir))
+        where = [
+            stack.enter_context(_the_mount(options, base, hot_bytes, cold_bytes)),
+            stack.enter_context(places.tmpfs(base)),
+            stack.enter_context(places.directory_in(base, places.LOCAL)),
+        ]
+        if not where[0].tiers:
+            out.print(f"{options.mount} is no ctxfs mount, so there is nothing to judge.")
+        beside = _fio(options, base, cold_bytes, out) if cold else None
+        facts = machine.facts(base)
+        with out.status("") as status:
+            results = rounds.run(plan, where, beside, work, status.update)
+    report.print_figures(results, out)
+    if found := report.verdicts(results):
+        report.print_verdicts(found, out)
+    return {"machine": facts, **report.as_json(results)}
+
+
+def memory_per_block(options: argparse.Namespace, out: Console) -> dict[str, Any]:
+    """The daemon's memory for each block."""
+    hot_bytes = options.hot or memory.hot_bytes(options.blocks, options.bytes)
+    cold_bytes = options.cold or max(COLD_MIN, hot_bytes)
+    with contextlib.ExitStack() as stack:
+        base = stack.enter_context(places.workroom(options.dir))
+        place = stack.enter_context(_the_mount(options, base, hot_bytes, cold_bytes))
+        facts = machine.facts(base)
+        out.print(f"Making {options.blocks:,} blocks of {options.bytes} bytes.")
+        found = memory.measure(
+            place.path,
+            options.mount or place.path,
+            blocks=options.blocks,
+            size=options.bytes,
+            each=options.each,
+        )
+    out.print(
+        f"{found.per_block:,.0f} bytes per block (must {MEMORY_MUST_BYTES}, aim "
+        f"{MEMORY_AIM_BYTES}, at a million): {found.rss_before / MIB:.0f} MiB before, "
+        f"{found.rss_after / MIB:.0f} MiB with them; "
+        f"{found.blocks / found.seconds:,.0f} made a second."
+    )
+    return {"machine": facts, "memory": {**asdict(found), "per_block": found.per_block}}
+
+
+@contextlib.contextmanager
+def _the_mount(options: argparse.Namespace, base: Path, hot: int, cold: int) -> Iterator[Place]:
+    """The mount to measure: the one given, or one of our own."""
+    if options.mount is not None:
+        with places.mounted(options.mount.absolute()) as place:
+            yield place
+        return
+    arguments = ["--hot", str(hot), "--cold", f"{base / 'cold'}:{cold}"]
+    if options.channel:
+        arguments += ["--channel", options.channel]
+    with places.own_mount(base, arguments) as place:
+        yield place
+
+
+def _fio(options: argparse.Namespace, base: Path, file_bytes: int, out: Console) -> fio.Fio | None:
+    if options.no_fio:
+        return None
+    out.print(f"Laying out {file_bytes // MIB} MiB for fio.")
+    try:
+        return fio.lay_out(base, file_bytes=file_bytes, size=options.size)
+    except fio.FioFailed as error:
+        out.print(f"Without fio: {error}", markup=False)
+        return None

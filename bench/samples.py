@@ -1,0 +1,35 @@
+"""What one measurement gives."""
+
+import statistics
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measure in one place in one round. `bytes` is 0 where operations are what counts."""
+
+    operations: int
+    bytes: int
+    seconds: float
+    p50_us: float | None = None
+    p99_us: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """Bytes, or else operations, per second."""
+        return (self.bytes or self.operations) / self.seconds
+
+
+def from_durations(durations_ns: list[int], *, size: int, seconds: float | None = None) -> Sample:
+    """A sample of operations of `size` bytes each.
+
+    `seconds` is what all of them took together; left out, they came one after the other.
+    """
+    ordered = sorted(durations_ns)
+    return Sample(
+        operations=len(ordered),
+        bytes=size * len(ordered),
+        seconds=sum(ordered) / 1e9 if seconds is None else seconds,
+        p50_us=statistics.median(ordered) / 1e3,
+        p99_us=ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] / 1e3,
+    )

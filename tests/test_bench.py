@@ -1,0 +1,194 @@
+"""The measurements run to their end, compare what they say they compare, and leave nothing."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bench.daemon
+from bench import memory, places, report, rounds
+from bench.__main__ import main
+from bench.daemon import Daemon, DaemonFailed, is_mounted, mounts
+from bench.measures import Measure, Workload
+from bench.places import CTXFS, FIO, LOCAL, TMPFS, Place
+from bench.rounds import Results, Row
+from bench.samples import Sample, from_durations
+from bench.targets import TARGETS
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--size", "8KiB", "--blocks", "2", "--seconds", "0.001", "--rounds", "2", "--no-fio"]
+
+
+def test_help_names_every_measure() -> None:
+    command = [sys.executable, "-m", "bench", "--help"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0
+    shown = "".join(answer.stdout.split())
+    assert all(name in shown for name in rounds.names())
+
+
+def test_every_target_is_a_measure_that_exists() -> None:
+    assert {target.measure for target in TARGETS} <= set(rounds.names())
+
+
+def test_a_run_measures_all_places_writes_json_and_leaves_nothing(tmp_path: Path) -> None:
+    given, work = tmp_path / "given", tmp_path / "work"
+    given.mkdir()
+    work.mkdir()
+    file = tmp_path / "out.json"
+    where = ["--mount", str(given), "--dir", str(work), "--json", str(file)]
+    assert main([*SMALL, *where]) == 0
+    found = json.loads(file.read_text())
+    assert {row["measure"] for row in found["rows"]} == set(rounds.names())
+    assert {row["place"] for row in found["rows"]} == {"given", TMPFS, LOCAL}
+    assert all(len(row["rounds"]) == 2 and row["rate"]["median"] > 0 for row in found["rows"])
+    assert found["verdicts"] == []  # a plain directory is not judged as if it were a mount
+    assert found["settings"]["blocks"] == 2
+    assert found["machine"]["kernel"]
+    assert list(given.iterdir()) == []
+    assert list(work.iterdir()) == []
+
+
+def test_only_the_chosen_measures_run() -> None:
+    warm, cold = rounds.chosen(["put", "cold"])
+    assert [measure.name for measure in warm] == ["put-rename", "put-close"]
+    assert [measure.name for measure in cold] == ["cold-get"]
+
+
+def test_a_measure_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "putt"]) == 1
+    assert "no measure begins with 'putt'" in capsys.readouterr().out
+
+
+def test_a_block_that_direct_io_cannot_take_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        main(["--size", "5000"])
+
+
+def test_places_take_turns_in_being_first(tmp_path: Path) -> None:
+    order: list[str] = []
+    measure = Measure("order", "", lambda place, _: _note(order, place))
+    three = [Place(name, tmp_path) for name in "ABC"]
+    work = Workload(size=4096, blocks=1, seconds=0)
+    rounds.run(rounds.Plan((measure,), (), 3), three, None, work, lambda _: None)
+    assert "".join(order) == "BCACABABC"
+
+
+def _note(order: list[str], place: Place) -> Sample:
+    order.append(place.name)
+    return Sample(operations=1, bytes=0, seconds=1.0)
+
+
+def test_what_has_no_medium_has_no_cold_figures(tmp_path: Path) -> None:
+    work = Workload(size=4096, blocks=1, seconds=0)
+    where = [Place(LOCAL, tmp_path), Place(TMPFS, tmp_path, medium=False)]
+    _, cold = rounds.chosen(["cold-get"])
+    results = rounds.run(rounds.Plan((), cold, 1), where, None, work, lambda _: None)
+    assert {(row.place, row.clients) for row in results.samples} == {(LOCAL, 1), (LOCAL, 4)}
+
+
+def test_a_ratio_is_taken_within_each_round() -> None:
+    # The machine halves its speed in the second round: the ratio does not notice.
+    results = Results()
+    for seconds in (1.0, 2.0, 1.0):
+        results.add(Row("get-mmap", 1, CTXFS), Sample(1, 300, seconds))
+        results.add(Row("get-mmap", 1, TMPFS), Sample(1, 120, seconds))
+    (verdict,) = report.verdicts(results)
+    assert (verdict.value.low, verdict.value.median, verdict.value.high) == (2.5, 2.5, 2.5)
+    assert verdict.word == "ok"
+
+
+def test_fewer_microseconds_are_better() -> None:
+    results = Results()
+    results.add(Row("open-close", 1, CTXFS), Sample(1, 0, 1.0, p50_us=31.0, p99_us=40.0))
+    assert [verdict.word for verdict in report.verdicts(results)] == ["short"]
+
+
+def test_without_fio_nothing_is_judged_by_it() -> None:
+    results = Results()
+    results.add(Row("cold-get", 4, CTXFS), Sample(1, 100, 1.0))
+    assert report.verdicts(results) == []
+    results.add(Row("cold-get", 4, FIO), Sample(1, 100, 1.0))
+    assert [verdict.word for verdict in report.verdicts(results)] == ["aim"]
+
+
+def test_percentiles_are_those_of_single_operations() -> None:
+    sample = from_durations([1000 * number for number in range(1, 101)], size=10)
+    assert sample.p50_us == 50.5
+    assert sample.p99_us == 100.0
+    assert sample.bytes == 1000
+    assert sample.rate == pytest.approx(1000 / 5050e-6)
+
+
+def test_memory_is_what_the_daemon_grew_by_for_each_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([(5, 1000), (9, 1500), (15, 3000)])  # the last block is counted a bit later
+    monkeypatch.setattr(memory, "_read", lambda _: next(answers))
+    monkeypatch.setattr(memory, "POLL_SECONDS", 0)
+    found = memory.measure(tmp_path, tmp_path, blocks=10, size=1, each=4)
+    assert found.per_block == 200
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 10
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_mount_without_statistics_is_said(tmp_path: Path) -> None:
+    with pytest.raises(memory.NoStatistics, match="stats"):
+        memory.measure(tmp_path, tmp_path, blocks=1, size=0, each=0)
+
+
+def fake_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> Daemon:
+    path = tmp_path / "ctx-mountd"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(bench.daemon, "program", lambda _: path)
+    return Daemon(tmp_path / "ctx", tmp_path / "state", ["--hot", "64MiB"])
+
+
+def test_a_daemon_is_waited_for_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = f'echo "$@" > {tmp_path}/arguments; echo $$ > {tmp_path}/pid\n'
+    script += 'echo "ctxfs: x is mounted on y"; exec sleep 60'
+    daemon = fake_daemon(monkeypatch, tmp_path, script)
+    with daemon:
+        process = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
+        assert process.exists()
+    assert not process.exists()
+    said = (tmp_path / "arguments").read_text().split()
+    assert said == ["--state", f"{tmp_path}/state", "--hot", "64MiB", f"{tmp_path}/ctx"]
+    with daemon:  # as a restart does
+        assert is_mounted(tmp_path / "ctx") is False
+
+
+def test_a_daemon_that_ends_at_once_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = fake_daemon(monkeypatch, tmp_path, "echo no room left >&2; exit 4")
+    with pytest.raises(DaemonFailed, match="no room left"), daemon:
+        pass
+
+
+def test_a_daemon_that_ignores_the_signal_is_ended_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.daemon, "STOP_SECONDS_MAX", 0.2)
+    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; echo x is mounted y; exec sleep 60"
+    daemon = fake_daemon(monkeypatch, tmp_path, script)
+    with pytest.raises(DaemonFailed, match="ignored SIGTERM"), daemon:
+        pid = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_mount_point_with_a_space_is_recognised(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        folder = tmp_path / "a b"
+        folder.mkdir()
+        place = stack.enter_context(places.tmpfs(folder))
+        kinds = dict(mounts())
+        if place.path.parent == folder:  # as root; otherwise it is in /dev/shm
+            assert kinds[str(place.path).encode()] == "tmpfs"
+            assert is_mounted(place.path)
+    assert not is_mounted(folder / "tmpfs")
