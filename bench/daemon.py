@@ -1,5 +1,6 @@
 """A daemon of one's own for as long as a `with` lasts. Shared by `bench` and `demo`."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -48,7 +49,8 @@ class Daemon:
             )
         assert process.stdout is not None
         if not _said_ready(process.stdout):
-            self.stop()
+            with contextlib.suppress(DaemonFailed):
+                self.stop()
             raise DaemonFailed(f"{' '.join(command)}\ndid not come up:\n{self._last_words()}")
 
     def stop(self) -> None:
@@ -56,20 +58,22 @@ class Daemon:
         process, self._process = self._process, None
         if process is None:
             return
+        faults = []
+        if process.poll() is not None:
+            faults.append(f"ended by itself with {process.returncode}")
         process.terminate()
         try:
-            process.wait(STOP_SECONDS_MAX)
-            late = False
+            if process.wait(STOP_SECONDS_MAX) and not faults:
+                faults.append(f"ended with {process.returncode}")
         except subprocess.TimeoutExpired:
+            faults.append("ignored SIGTERM")
             process.kill()
             process.wait()
-            late = True
-        left = is_mounted(self.mount_point)
-        if left:
+        if is_mounted(self.mount_point):
+            faults.append("left its mount behind")
             unmount(self.mount_point, lazy=True)
-        if late or left:
-            what = "ignored SIGTERM" if late else "left its mount behind"
-            raise DaemonFailed(f"the daemon {what}:\n{self._last_words()}")
+        if faults:
+            raise DaemonFailed(f"the daemon {' and '.join(faults)}:\n{self._last_words()}")
 
     def __enter__(self) -> "Daemon":
         self.start()
@@ -137,6 +141,15 @@ def mounts() -> Iterator[tuple[bytes, str]]:
     for line in Path("/proc/self/mounts").read_bytes().splitlines():
         _, point, kind = line.split(b" ")[:3]
         yield point.decode("unicode_escape").encode("latin-1"), kind.decode()
+
+
+def remove_tree(path: Path) -> None:
+    """Remove `path` with everything in it, and first unmount what a dead daemon left there."""
+    inside = os.fsencode(path.absolute()) + b"/"
+    for point, _ in reversed(list(mounts())):
+        if point.startswith(inside):
+            unmount(Path(os.fsdecode(point)), lazy=True)
+    shutil.rmtree(path)
 
 
 def unmount(path: Path, *, lazy: bool = False) -> None:

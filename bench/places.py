@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.daemon import Daemon, check_fuse, unmount
+from bench.daemon import Daemon, check_fuse, remove_tree, unmount
 
 CTXFS = "ctxfs"
 PLAIN = "given"  # a directory that was given as the mount and is none
@@ -38,7 +38,7 @@ def workroom(parent: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        shutil.rmtree(path)
+        remove_tree(path)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.daemon import Daemon, DaemonFailed, check_fuse
+from bench.daemon import Daemon, DaemonFailed, check_fuse, remove_tree
 from demo.blocks import Shelf
 from demo.tour import DemoFailed, Tour
 from demo.transformer import MODEL_NAME, ModelMissing, load
@@ -60,7 +60,7 @@ def scratch(parent: Path, *, keep: bool, out: Console) -> Iterator[Path]:
         if keep:
             out.print(f"{path} was kept.")
         else:
-            shutil.rmtree(path)
+            remove_tree(path)
 
 
 def own_mount(options: argparse.Namespace, out: Console) -> None:

@@ -151,7 +151,7 @@ def fake_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) ->
 
 def test_a_daemon_is_waited_for_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = f'echo "$@" > {tmp_path}/arguments; echo $$ > {tmp_path}/pid\n'
-    script += 'echo "ctxfs: x is mounted on y"; exec sleep 60'
+    script += "sleep 60 & trap 'kill $!; exit 0' TERM; echo ctxfs: x is mounted y; wait"
     daemon = fake_daemon(monkeypatch, tmp_path, script)
     with daemon:
         process = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
@@ -168,6 +168,14 @@ def test_a_daemon_that_ends_at_once_says_why(
 ) -> None:
     daemon = fake_daemon(monkeypatch, tmp_path, "echo no room left >&2; exit 4")
     with pytest.raises(DaemonFailed, match="no room left"), daemon:
+        pass
+
+
+def test_a_daemon_that_ends_too_early_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = fake_daemon(monkeypatch, tmp_path, "echo x is mounted y; echo a bug >&2; exit 1")
+    with pytest.raises(DaemonFailed, match=r"with 1:\s+a bug"), daemon:
         pass
 
 
