@@ -1,0 +1,61 @@
+# `make demo` and `make test` prepare the machine themselves, and say so before they do.
+
+BIN := .venv/bin
+PREPARE := scripts/prepare.sh
+# Another Python of at least 3.11: make PYTHON=/usr/bin/python3 …
+export PYTHON
+
+.PHONY: help demo test check lint types arch man bench install links uninstall clean distclean
+.PHONY: prepare-run prepare-dev
+.NOTPARALLEL:
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: prepare-run ## prepare the machine, mount, and put real K and V through it
+	@$(BIN)/python -m demo $(ARGS)
+
+test: prepare-dev ## prepare the machine and run the tests; ARGS="-k expiry" chooses
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: lint types arch man test ## all that has to hold before a change goes in
+
+lint: prepare-dev ## style and format
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+
+types: prepare-dev ## mypy, strict
+	@$(BIN)/mypy
+
+arch: prepare-dev ## who may import whom
+	@$(BIN)/lint-imports --no-logo 2>&1
+
+man: prepare-dev ## the manual pages are clean mdoc
+	@for page in man/*.[1-8]; do \
+		complaints=$$(groff -mdoc -ww -z "$$page" 2>&1) && [ -z "$$complaints" ] \
+		|| { echo "$$page: $$complaints"; exit 1; }; \
+	done
+
+bench: prepare-dev ## measure beside tmpfs, the local file system and fio
+	@$(BIN)/python -m bench $(ARGS)
+
+install: prepare-run links ## prepare the machine, and link the commands into /usr/local
+
+links: ## as root: the commands and manual pages in /usr/local, mount.ctxfs in /sbin
+	@$(PREPARE) links
+
+uninstall: ## take those links away again
+	@$(PREPARE) unlink
+
+prepare-run prepare-dev: prepare-%:
+	@$(PREPARE) plan $*
+	@$(PREPARE) packages $*
+	@$(PREPARE) venv $*
+
+clean: ## remove what tools left in the checkout
+	@rm -rf build dist *.egg-info.tmp bench/results
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean ## the same, and .venv
+	@rm -rf .venv ctxfs.egg-info
