@@ -577,7 +577,7 @@ class Operations:
         total = hot.capacity_bytes
         free = max(0, hot.room_bytes)
         if self._catalog.cold is not None:
-            for device in self._catalog.cold.statistics().devices:
+            for device in self._catalog.cold.statistics():
                 total += device.capacity_bytes
                 free += device.free_bytes
         return Space(total // PAGE_BYTES, free // PAGE_BYTES, self._catalog.block_count)

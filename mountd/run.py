@@ -11,11 +11,10 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import trio
-from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
 
 from ctxfs.config import Config, reread
 from ctxfs.core.meta import BlockMeta, DirectoryMeta
@@ -30,6 +29,7 @@ from ctxfs.store.events import Events
 from ctxfs.store.mover import Mover, MoverLimits
 from ctxfs.store.recovery import recover
 from ctxfs.store.store import Store
+from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
 from ctxfs.tiers.hot import HotTier
 from mountd import channel_pyfuse3, logs, systemd
 from mountd.check import memory_bytes
@@ -111,12 +111,12 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 class Daemon:
     """The assembled parts, and what happens to them on SIGHUP and at the end."""
 
-    def __init__(self, config: Config, hot: HotTier, cold: ColdTier | None, catalog: Catalog):
+    def __init__(self, config: Config, catalog: Catalog, devices: Sequence[OpenedDevice]) -> None:
         self.config = config
-        self.hot = hot
-        self.cold = cold
+        self.hot = catalog.hot
+        self.cold = catalog.cold
         self.catalog = catalog
-        self.devices: list[OpenedDevice] = []
+        self.devices = devices
         self.mover = Mover(catalog, mover_limits(config))
         self.store = Store(catalog, self.mover, block_bytes_max=config.limits.block_bytes_max)
         statistics = Statistics(
@@ -124,6 +124,7 @@ class Daemon:
             mount=str(config.mount.path),
             state=str(config.state),
             channel="pyfuse3",
+            why_not_uring={str(d.path): d.why_not_uring for d in devices if d.why_not_uring},
         )
         control = ControlDirectory(
             catalog.events,
@@ -229,8 +230,7 @@ async def _assemble(config: Config, room: shm.HotRoom, services: trio.Nursery) -
         found = await cold.recover()
     catalog = Catalog(clock, hot, cold, events, Counters())
     catalog.default_ttl_ns = config.defaults.ttl_ns or 0
-    daemon = Daemon(config, hot, cold, catalog)
-    daemon.devices = devices
+    daemon = Daemon(config, catalog, devices)
     report = recover(catalog, found)
     log.info(
         "found %d blocks (%d hot, %d cold) and %d directories; %d unsealed were dropped",

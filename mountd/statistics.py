@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ctxfs
@@ -13,6 +13,7 @@ from ctxfs.core.block import Block
 from ctxfs.core.times import Now
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.events import utc_text
+from ctxfs.tiers.cold import ColdStatistics
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -20,8 +21,17 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class Statistics:
     """Gathers numbers when asked; keeps none of its own."""
 
-    def __init__(self, catalog: Catalog, *, mount: str, state: str, channel: str) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        mount: str,
+        state: str,
+        channel: str,
+        why_not_uring: Mapping[str, str],
+    ) -> None:
         self._catalog = catalog
+        self._why_not_uring = why_not_uring  # by path of the device
         self._facts = {"mount": mount, "state_dir": state, "channel": channel}
         self._started: Now = catalog.clock()
 
@@ -64,7 +74,7 @@ class Statistics:
             }
         }
         if catalog.cold is not None:
-            devices = [_plain(device) for device in catalog.cold.statistics().devices]
+            devices = [self._device(device) for device in catalog.cold.statistics()]
             tiers["cold"] = {
                 "capacity_bytes": sum(d["capacity_bytes"] for d in devices),
                 "live_bytes": sum(d["live_bytes"] for d in devices),
@@ -74,6 +84,11 @@ class Statistics:
             }
         return tiers
 
+    def _device(self, device: ColdStatistics) -> dict[str, Any]:
+        facts = dataclasses.asdict(device)
+        facts["segments_free"] = facts.pop("free_segments")
+        return facts | {"engine_why": self._why_not_uring.get(device.path)}
+
     def as_json(self) -> bytes:
         """Return `.ctx/stats`."""
         return json.dumps(self.as_dict(), indent=2).encode() + b"\n"
@@ -81,11 +96,6 @@ class Statistics:
     def as_metrics(self) -> bytes:
         """Return `.ctx/metrics`, in Prometheus' text format."""
         return "\n".join(_metrics(self.as_dict())).encode() + b"\n"
-
-
-def _plain(device: Any) -> dict[str, Any]:
-    facts = dataclasses.asdict(device)
-    return {k: str(v) if isinstance(v, os.PathLike) else v for k, v in facts.items()}
 
 
 def _metrics(stats: dict[str, Any]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from ctxfs.core.block import NOT_HOT, Block, Directory, State
@@ -69,8 +70,10 @@ class Catalog:
         self.next_stamp = 1
         # Sealed, and nobody but the process that wrote it opened it since: generation → process.
         self.fresh: OrderedDict[int, int] = OrderedDict()
-        # What fsync put on the cold tier of generations that are still being written.
-        self.durable: dict[int, BlockMeta] = {}
+        # What fsync put on the cold tier of a block that was still being written: the content as
+        # it was then, under a generation of its own (a *shadow*), until the sealed block is there.
+        self.shadows: dict[int, BlockMeta] = {}  # generation of the block → its shadow
+        self._shadow_metas: dict[int, BlockMeta] = {}  # generation of the shadow → the same
         # Invariant: sealed blocks with a hot copy are in hot_order, those the cold tier holds are
         # in cold_order; writing and gone blocks are in neither.
 
@@ -109,10 +112,8 @@ class Catalog:
     def describe(self, generation: int) -> BlockMeta | None:
         """Return what is to be written down of a live block; None for any other."""
         block = self.names.by_inode.get(generation)
-        if not isinstance(block, Block) or block.is_gone or not block.stamp:
-            return None
-        if block.state is State.WRITING:
-            return self.durable.get(generation)
+        if not isinstance(block, Block) or block.state is not State.SEALED:
+            return self._shadow_metas.get(generation)
         return block.meta(self.names.key_of(block), self.clock())
 
     def describe_directory(self, inode: int) -> DirectoryMeta | None:
@@ -142,6 +143,26 @@ class Catalog:
         """Whether the cold tier holds a copy."""
         return self.cold is not None and self.cold.holds(block.generation)
 
+    def set_shadow(self, block: Block, shadow: BlockMeta) -> None:
+        """The cold tier holds the content of an unsealed block as it is now, for fsync."""
+        self.drop_shadow(block)
+        self.shadows[block.generation] = self._shadow_metas[shadow.generation] = shadow
+
+    def drop_shadow(self, block: Block) -> None:
+        """The shadow is of no use any more: the block itself is there, or gone."""
+        shadow = self.shadows.pop(block.generation, None)
+        if shadow is not None and self.cold is not None:
+            del self._shadow_metas[shadow.generation]
+            self.cold.drop(shadow.generation, self.new_stamp())
+
+    def _rename_shadow(self, block: Block) -> None:
+        shadow = self.shadows.get(block.generation)
+        if shadow is None or self.cold is None:
+            return
+        shadow = replace(shadow, key=self.names.key_of(block), stamp=self.new_stamp())
+        self.shadows[block.generation] = self._shadow_metas[shadow.generation] = shadow
+        self.cold.note(Put(shadow))
+
     def drop_hot(self, block: Block) -> None:
         """Remove the hot copy; the room comes back when nobody has it open any more."""
         if block.is_hot:
@@ -164,7 +185,7 @@ class Catalog:
         self.drop_hot(block)
         self.cold_order.remove(block)
         self.fresh.pop(block.generation, None)
-        self.durable.pop(block.generation, None)
+        self.drop_shadow(block)
         if block.stamp:
             stamp = self.new_stamp()
             self.hot.record(Drop(block.generation, stamp))
@@ -222,6 +243,7 @@ class Catalog:
         if not was_published:
             block.mtime_ns = now.wall_ns
             self.counters.published += 1
+        self._rename_shadow(block)
         if block.state is State.SEALED:
             self.record(block)
         if old is not None:
@@ -235,7 +257,6 @@ class Catalog:
         block.state = State.SEALED
         block.writing = None
         self.writing_count -= 1
-        self.durable.pop(block.generation, None)
         self.hot_order.add(block)
         if self.is_cold(block):
             self.cold_order.add(block)

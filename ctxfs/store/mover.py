@@ -234,6 +234,7 @@ class Mover:
             key = self._catalog.names.key_of(block)
             self._cold.note(Put(block.meta(key, self._catalog.clock())))
         self._catalog.cold_order.add(block)
+        self._catalog.drop_shadow(block)
         self._catalog.fresh.pop(block.generation, None)
         self._catalog.counters.demoted += 1
         self._catalog.counters.demoted_bytes += block.size

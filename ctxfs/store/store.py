@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -184,7 +184,7 @@ class Store:
             except DeviceError as error:
                 log.warning("the hot journal stays long: %s", error)
                 return
-            if self._cold.pending_notes:
+            if self._cold.has_pending_notes:
                 return  # changed since; the next round tries again
         self._hot.journal.rewrite(self.catalog.journal_entries())
 
@@ -519,8 +519,6 @@ class Store:
                     break
             if block.is_gone:
                 return
-            if writing.durable_epoch not in (-1, epoch):
-                await self._replace_durable(block, file, result)
             block.size, block.hot_bytes = file.size, file.physical_bytes
             self.catalog.sealed(block, result)
         finally:
@@ -535,21 +533,12 @@ class Store:
         with self._freeze(block):
             return await content_digest(file)
 
-    async def _replace_durable(self, block: Block, file: HotFile, result: bytes) -> None:
-        """What fsync had put on the cold tier is an older content of this generation."""
-        block.digest = result
-        block.stamp = self.catalog.new_stamp()
-        meta = block.meta(self.catalog.names.key_of(block), self.catalog.clock())
-        try:
-            await self.mover.put_cold(meta, file.mapping().span())
-        except CtxfsError as error:
-            log.warning("the cold copy of %r is out of date: %s", block.name, error)
-
     async def _place(self, block: Block) -> None:
-        """Carry out a placement that was asked for before the block was sealed."""
-        if block.placement is Placement.COLD and self._cold is not None:
+        """Carry out a placement, or an fsync, that was asked for before the block was sealed."""
+        moves = block.placement is Placement.COLD
+        if self._cold is not None and (moves or block.generation in self.catalog.shadows):
             try:
-                await self.mover.demote(block)
+                await self.mover.demote(block, keep_hot=not moves)
             except CtxfsError as error:
                 log.warning("cannot move %r to the cold tier: %s", block.name, error)
 
@@ -575,7 +564,8 @@ class Store:
         await self._cold.sync()
 
     async def _sync_writing(self, block: Block, writing: Writing) -> None:
-        """Write the content as it is now; sealing replaces it if it changes afterwards."""
+        """Write the content as it is now, as a shadow that sealing replaces."""
+        assert self._cold is not None
         file = self._hot.acquire(block.generation)
         try:
             for _ in range(SYNC_TRIES):
@@ -583,26 +573,26 @@ class Store:
                 if writing.durable_epoch == epoch:
                     return
                 await self._thawed(block)
-                block.digest = await self._frozen_digest(block, file)
-                block.stamp = self.catalog.new_stamp()
-                meta = block.meta(self.catalog.names.key_of(block), self.catalog.clock())
+                content = await self._frozen_digest(block, file)
+                now = self.catalog.clock()
+                shadow = replace(
+                    block.meta(self.catalog.names.key_of(block), now),
+                    generation=self.catalog.new_generation(),
+                    stamp=self.catalog.new_stamp(),
+                    digest=content,
+                    size=file.size,
+                )
                 with self._freeze(block):
-                    await self.mover.put_cold(meta, file.mapping().span())
-                if block.is_gone:
-                    self._cold_forget(block)
+                    await self.mover.put_cold(shadow, file.mapping().span())
+                if block.state is not State.WRITING or block.writing is not writing:
+                    self._cold.drop(shadow.generation, self.catalog.new_stamp())
                     return
                 writing.durable_epoch = epoch
-                self.catalog.durable[block.generation] = meta
+                self.catalog.set_shadow(block, shadow)
                 if writing.epoch == epoch:
                     return
         finally:
             self._hot.release(file)
-
-    def _cold_forget(self, block: Block) -> None:
-        """It went away while it was written to the cold tier."""
-        if self.catalog.is_cold(block):
-            assert self._cold is not None
-            self._cold.drop(block.generation, self.catalog.new_stamp())
 
     # -- names change
 

@@ -1,0 +1,69 @@
+"""Fixtures of the tests that mount. They need FUSE and say so where it is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mount.harness import Daemon
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    missing = None if os.access("/dev/fuse", os.R_OK | os.W_OK) else "/dev/fuse cannot be opened"
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.mount)
+            if missing:
+                item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Start daemons with other settings than the usual; all are ended with the test."""
+    with ExitStack() as stack:
+        count = 0
+
+        def start_daemon(**settings: Any) -> Daemon:
+            nonlocal count
+            count += 1
+            base = tmp_path / f"daemon{count}"
+            base.mkdir()
+            return stack.enter_context(Daemon(base, **settings))
+
+        yield start_daemon
+
+
+@pytest.fixture
+def hot_only(start: Callable[..., Daemon]) -> Daemon:
+    """A daemon with 64 MiB of hot tier alone."""
+    return start()
+
+
+@pytest.fixture
+def daemon(start: Callable[..., Daemon]) -> Daemon:
+    """A daemon with 64 MiB of hot tier over a cold file of 256 MiB."""
+    return start(cold="256MiB")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon with 256 MiB of hot tier alone, for all tests of a file."""
+    with Daemon(tmp_path_factory.mktemp("shared"), hot="256MiB") as one:
+        yield one
+
+
+@pytest.fixture
+def place(shared: Daemon, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory of the shared mount for one test, which leaves the daemon alive."""
+    path = shared.mount / f"{request.node.name[:100]}.{os.urandom(4).hex()}"
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)
+    assert "Traceback" not in shared.log(), shared.log()
