@@ -41,10 +41,11 @@ def side_by_side(options: argparse.Namespace, out: Console) -> dict[str, Any]:
         facts = machine.facts(base)
         with out.status("") as status:
             results = rounds.run(plan, where, beside, work, status.update)
+        daemon = machine.daemon(options.mount or where[0].path)
     report.print_figures(results, out)
     if found := report.verdicts(results):
         report.print_verdicts(found, out)
-    return {"machine": facts, **report.as_json(results)}
+    return {"machine": facts, "daemon": daemon, **report.as_json(results)}
 
 
 def memory_per_block(options: argparse.Namespace, out: Console) -> dict[str, Any]:
@@ -63,13 +64,15 @@ def memory_per_block(options: argparse.Namespace, out: Console) -> dict[str, Any
             size=options.bytes,
             each=options.each,
         )
+        daemon = machine.daemon(options.mount or place.path)
     out.print(
         f"{found.per_block:,.0f} bytes per block (must {MEMORY_MUST_BYTES}, aim "
         f"{MEMORY_AIM_BYTES}, at a million): {found.rss_before / MIB:.0f} MiB before, "
         f"{found.rss_after / MIB:.0f} MiB with them; "
         f"{found.blocks / found.seconds:,.0f} made a second."
     )
-    return {"machine": facts, "memory": {**asdict(found), "per_block": found.per_block}}
+    per_block = {**asdict(found), "per_block": found.per_block}
+    return {"machine": facts, "daemon": daemon, "memory": per_block}
 
 
 @contextlib.contextmanager

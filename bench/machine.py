@@ -1,6 +1,7 @@
 """What ran the measurements: without it the figures mean nothing."""
 
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 from bench.daemon import mounts
 
+DAEMON_FACTS = ("version", "channel", "blocks", "tiers", "counters", "memory")
 PACKAGES = ("ctxfs", "trio", "pyfuse3", "liburing", "numpy")
 
 
@@ -31,6 +33,15 @@ def facts(local: Path) -> dict[str, Any]:
         "local_file_system": file_system(local),
         "shmem_enabled": _text("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
     }
+
+
+def daemon(mount_point: Path) -> dict[str, Any] | None:
+    """What the daemon says of itself; None where there is none."""
+    try:
+        said: dict[str, Any] = json.loads((mount_point / ".ctx" / "stats").read_text())
+    except (OSError, ValueError):
+        return None
+    return {key: value for key, value in said.items() if key in DAEMON_FACTS}
 
 
 def file_system(path: Path) -> str:

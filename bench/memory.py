@@ -1,4 +1,4 @@
-"""How much memory the daemon needs for a block: many small ones, and its size before and after."""
+"""How much memory the daemon needs for a block: many small ones, before and after."""
 
 import json
 import time
@@ -33,7 +33,7 @@ class NoStatistics(Exception):
 def measure(folder: Path, mount_point: Path, *, blocks: int, size: int, each: int) -> Memory:
     """Make `blocks` files of `size` bytes in `folder`, `each` to a directory (0: all in one).
 
-    Raises NoStatistics, and TimeoutError when the daemon does not count all of them in time.
+    Raises NoStatistics, and TimeoutError when the daemon has not sealed all of them in time.
     """
     before, rss_before = _read(mount_point)
     payload = b"x" * size
@@ -49,7 +49,7 @@ def measure(folder: Path, mount_point: Path, *, blocks: int, size: int, each: in
         if counted >= before + blocks:
             return Memory(blocks, rss_before, rss_after, seconds)
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{counted - before} of {blocks} blocks were counted, no more")
+            raise TimeoutError(f"{counted - before} of {blocks} blocks were sealed, no more")
         time.sleep(POLL_SECONDS)
 
 
@@ -66,7 +66,7 @@ def _read(mount_point: Path) -> tuple[int, int]:
     path = mount_point / ".ctx" / "stats"
     try:
         statistics: dict[str, Any] = json.loads(path.read_text())
-        return int(statistics["blocks"]), int(statistics["memory"]["rss_bytes"])
+        return int(statistics["blocks"]["sealed"]), int(statistics["memory"]["rss_bytes"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise NoStatistics(f"{path}: {error!r}") from error
 

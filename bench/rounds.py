@@ -75,7 +75,6 @@ def run(
     for place in places:
         prepare(place, work)
     for number in range(1, plan.rounds + 1):
-        places = [*places[1:], places[0]]
         for measure in plan.warm:
             progress(f"round {number} of {plan.rounds}: {measure.name}")
             for place in places:
@@ -84,6 +83,7 @@ def run(
             for clients in CLIENTS:
                 progress(f"round {number} of {plan.rounds}: {cold.name}, {clients} at once")
                 _cold(cold, clients, places, fio, work, results)
+        places = [*places[1:], places[0]]
     return results
 
 

@@ -11,7 +11,7 @@ import pytest
 import bench.daemon
 from bench import memory, places, report, rounds
 from bench.__main__ import main
-from bench.daemon import Daemon, DaemonFailed, is_mounted, mounts
+from bench.daemon import Daemon, DaemonFailed, NoFuse, check_fuse, is_mounted, mounts
 from bench.measures import Measure, Workload
 from bench.places import CTXFS, FIO, LOCAL, TMPFS, Place
 from bench.rounds import Results, Row
@@ -52,6 +52,23 @@ def test_a_run_measures_all_places_writes_json_and_leaves_nothing(tmp_path: Path
     assert list(work.iterdir()) == []
 
 
+@pytest.mark.mount
+def test_a_mount_of_its_own_is_judged_and_removed(tmp_path: Path) -> None:
+    try:
+        check_fuse()
+    except NoFuse as error:
+        pytest.skip(str(error))
+    work, file = tmp_path / "work", tmp_path / "out.json"
+    work.mkdir()
+    assert main([*SMALL, "--cold", "256MiB", "--dir", str(work), "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert {row["place"] for row in found["rows"]} == {CTXFS, TMPFS, LOCAL}
+    assert {row["measure"] for row in found["rows"] if row["place"] == CTXFS} == set(rounds.names())
+    assert {verdict["target"]["over"] for verdict in found["verdicts"]} == {"", TMPFS, LOCAL}
+    assert found["daemon"]["channel"]
+    assert list(work.iterdir()) == []
+
+
 def test_only_the_chosen_measures_run() -> None:
     warm, cold = rounds.chosen(["put", "cold"])
     assert [measure.name for measure in warm] == ["put-rename", "put-close"]
@@ -74,7 +91,7 @@ def test_places_take_turns_in_being_first(tmp_path: Path) -> None:
     three = [Place(name, tmp_path) for name in "ABC"]
     work = Workload(size=4096, blocks=1, seconds=0)
     rounds.run(rounds.Plan((measure,), (), 3), three, None, work, lambda _: None)
-    assert "".join(order) == "BCACABABC"
+    assert "".join(order) == "ABCBCACAB"
 
 
 def _note(order: list[str], place: Place) -> Sample:
@@ -126,7 +143,7 @@ def test_percentiles_are_those_of_single_operations() -> None:
 def test_memory_is_what_the_daemon_grew_by_for_each_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = iter([(5, 1000), (9, 1500), (15, 3000)])  # the last block is counted a bit later
+    answers = iter([(5, 1000), (9, 1500), (15, 3000)])  # the last blocks are sealed a bit later
     monkeypatch.setattr(memory, "_read", lambda _: next(answers))
     monkeypatch.setattr(memory, "POLL_SECONDS", 0)
     found = memory.measure(tmp_path, tmp_path, blocks=10, size=1, each=4)
@@ -174,7 +191,9 @@ def test_a_daemon_that_ends_at_once_says_why(
 def test_a_daemon_that_ends_too_early_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon = fake_daemon(monkeypatch, tmp_path, "echo x is mounted y; echo a bug >&2; exit 1")
+    daemon = fake_daemon(
+        monkeypatch, tmp_path, "trap '' TERM; echo a bug >&2; echo x is mounted y; exit 1"
+    )
     with pytest.raises(DaemonFailed, match=r"with 1:\s+a bug"), daemon:
         pass
 

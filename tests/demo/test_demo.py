@@ -1,4 +1,4 @@
-"""`python -m demo` from the outside, as far as it goes without a mount."""
+"""`python -m demo` from the outside, with a mount and without one."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.daemon import NoFuse, check_fuse, mounts
 from demo.transformer import ModelMissing, load
 
 ROOT = Path(__file__).parents[2]
@@ -39,3 +40,20 @@ def test_a_directory_that_is_missing_is_said_and_not_traced(tmp_path: Path) -> N
     assert answer.returncode == 2
     assert "cannot go on" in answer.stdout
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.mount
+def test_on_a_mount_of_its_own_every_step_succeeds_and_nothing_is_left(tmp_path: Path) -> None:
+    try:
+        check_fuse()
+        load()
+    except (NoFuse, ModelMissing) as error:
+        pytest.skip(str(error))
+    answer = run("--dir", str(tmp_path), "--cold", "256MiB")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "user.ctx.tier now reads: cold (19 blocks)" in answer.stdout
+    assert "19 blocks are equal, bit for bit" in answer.stdout
+    assert "the other 16 blocks are still there" in answer.stdout
+    assert list(tmp_path.iterdir()) == []
+    inside = str(tmp_path).encode() + b"/"
+    assert [point for point, _ in mounts() if point.startswith(inside)] == []
