@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ctxfs.core.block import Block, Directory, Node, State
 from ctxfs.core.key import is_temporary
@@ -43,6 +43,7 @@ PAGE_BYTES = 4096
 SEALED_ATTR_S = 1.0
 DIRECTORY_S = 1.0
 REDIRECT_NS = 1_000_000_000
+REDIRECTED_MAX = 1024
 TROUBLE = (DeadlineExceeded, DeviceError, TierFull)
 
 
@@ -118,6 +119,17 @@ class _Opened:
     handle: Handle | None = None
     reader: Reader | None = None
     newest_pid: int = 0  # at open; if it is the same at close, nobody can have inherited it
+    killed: bool = False  # the writer was: what it had not published is nothing
+
+
+@dataclass(slots=True)
+class _Redirected:
+    """From which block an open was sent on to which, if one was made for it."""
+
+    block: Block
+    instead: Block | None
+    at_ns: int
+    held: Handle | None = None  # what the second lookup found: it must last until the open
 
 
 class Operations:
@@ -140,8 +152,8 @@ class Operations:
         self._opened: dict[int, _Opened] = {}
         self._listings: dict[int, list[tuple[bytes, int]]] = {}
         self._next_handle = 1
-        # thread → (inode, moment): an open that was told to look its name up again
-        self._redirected: dict[int, tuple[int, int]] = {}
+        # An open that was told to look its name up again, by thread.
+        self._redirected: dict[int, _Redirected] = {}
 
     # -- nodes and attributes
 
@@ -230,6 +242,9 @@ class Operations:
             self._catalog.counters.misses += 1
             raise
         node.lookups += 1
+        again = self._redirected.get(caller.pid)
+        if again is not None and again.held is None and isinstance(node, Block):
+            again.held = self._store.hold(node)
         return self._attr(node)
 
     def forget(self, inode: int, count: int) -> None:
@@ -285,7 +300,9 @@ class Operations:
             return
         # truncate(2) of a sealed block: a new generation with that length takes the name.
         if block.is_gone:
-            raise NotPermitted("the block is gone")
+            if self._was_redirected(caller) is None:
+                self._look_again(block, caller)
+            raise BlockNotFound(repr(block.name))
         new = await self._store.new_generation(block.directory, block.name, owner, base=block)
         writer = await self._store.open_for_write(new, owner, 0)
         try:
@@ -346,13 +363,40 @@ class Operations:
         if writes:
             handle = await self._open_for_write(node, flags, caller)
             return self._add(_Opened(handle, newest_pid=process.newest_pid())), False
+        before = self._was_redirected(caller)
+        if node.is_gone and not node.opens and before is None:
+            self._look_again(node, caller)
         owner = self._reader(node, caller)
         try:
             handle = await self._store.open_for_read(node, owner)
         except (CtxfsError, *TROUBLE) as error:
             self._trouble(node, error)
             raise
+        finally:
+            if before is not None and before.held is not None:
+                self._store.let_go(before.held)
         return self._add(_Opened(handle)), False
+
+    def _look_again(self, block: Block, caller: Caller) -> NoReturn:
+        """The block went between lookup and open: its name may lead to another one by now."""
+        self._redirect(block, None, caller)
+
+    def _redirect(self, block: Block, instead: Block | None, caller: Caller) -> NoReturn:
+        now_ns = self._catalog.clock().boot_ns
+        if len(self._redirected) >= REDIRECTED_MAX:  # of threads that did not come back
+            fresh = {t: r for t, r in self._redirected.items() if now_ns - r.at_ns < REDIRECT_NS}
+            self._redirected = fresh
+        self._redirected[caller.pid] = _Redirected(block, instead, now_ns)
+        raise RetryLookup
+
+    def _was_redirected(self, caller: Caller) -> _Redirected | None:
+        """Return, and forget, that this thread was sent to look a name up again just now.
+
+        It must not be sent again: the kernel hands a second ESTALE on to the program.
+        """
+        before = self._redirected.pop(caller.pid, None)
+        now_ns = self._catalog.clock().boot_ns
+        return before if before is not None and now_ns - before.at_ns < REDIRECT_NS else None
 
     def _reader(self, block: Block, caller: Caller) -> int:
         """Return who reads; asked of /proc only where it matters."""
@@ -372,24 +416,25 @@ class Operations:
 
     async def _open_for_write(self, block: Block, flags: int, caller: Caller) -> Handle:
         owner = process.process_of(caller.pid)
-        now_ns = self._catalog.clock().boot_ns
+        before = self._was_redirected(caller)
         if self._store.goes_on(block, owner, flags):
-            self._redirected.pop(caller.pid, None)
             return await self._store.open_for_write(block, owner, flags)
-        before = self._redirected.pop(caller.pid, None)
-        if (
-            before is not None
-            and before[0] == block.generation
-            and now_ns - before[1] < REDIRECT_NS
-        ):
+        if before is not None and before.block is block:
             # The kernel came back to the same inode: it was reached through a descriptor.
+            if before.instead is not None:
+                self._store.discard_unopened(before.instead)
             raise NotPermitted("the block is sealed; open it by its name to write it anew")
-        if block.is_gone:
-            raise NotPermitted("the block is gone")
-        base = None if flags & os.O_TRUNC else block
-        await self._store.new_generation(block.directory, block.name, owner, base=base)
-        self._redirected[caller.pid] = (block.generation, now_ns)
-        raise RetryLookup
+        base: Node | None = block
+        if block.is_gone:  # overwritten or unlinked between lookup and open
+            base = self._names.find(block.directory, block.name)
+            if base is None and before is None:
+                self._look_again(block, caller)
+        if before is not None and before.instead is None:
+            raise BlockNotFound("its name was given away twice while it was opened")
+        if flags & os.O_TRUNC or not isinstance(base, Block):
+            base = None
+        new = await self._store.new_generation(block.directory, block.name, owner, base=base)
+        self._redirect(block, new, caller)
 
     async def read(self, number: int, offset: int, length: int) -> bytes | memoryview:
         """Read; less than asked only at the end."""
@@ -414,6 +459,8 @@ class Operations:
             return
         fate = process.fate_of(handle.owner)
         if fate is process.Fate.KILLED:
+            opened.killed = True
+        if opened.killed:
             return  # it leaves nothing: release discards it
         if fate is process.Fate.ALIVE and self._is_stray(opened, handle, closer):
             return
@@ -427,12 +474,17 @@ class Operations:
             return False  # seeing it early does no harm: it is about to be renamed
         if process.newest_pid() == opened.newest_pid:
             return False
-        return process.holds_open(handle.owner, self._names.key_of(handle.block))
+        # The owner closed nothing if it has a descriptor for each open description left.
+        writing = handle.block.writing
+        left = process.writable_descriptors(handle.owner, handle.block.generation)
+        return writing is not None and left >= writing.writers
 
     def release(self, number: int) -> None:
         """The last descriptor of an open is gone."""
         opened = self._opened.pop(number)
         if opened.handle is not None:
+            if not opened.killed:  # a close that was taken for a stray one, and was not
+                self._store.publish_on_close(opened.handle)
             self._store.release(opened.handle)
 
     async def fsync(self, number: int) -> None:

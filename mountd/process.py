@@ -51,25 +51,27 @@ def newest_pid() -> int:
         return int(file.read(128).rsplit(b" ", 1)[1])
 
 
-def holds_open(pid: int, key: bytes) -> bool:
-    """Whether a process has a descriptor whose path ends in this key.
+def writable_descriptors(pid: int, inode: int) -> int:
+    """Return how many descriptors of a process may write an inode of ours.
 
-    Only links are read: looking at the files themselves would ask the mount.
+    Only /proc is read: looking at the files themselves would ask the mount.
     """
-    ending = b"/" + key
-    directory = f"/proc/{pid}/fd"
+    count = 0
     try:
-        names = os.listdir(directory)
+        numbers = os.listdir(f"/proc/{pid}/fdinfo")
     except OSError:
-        return False
-    for name in names:
+        return 0
+    for number in numbers:
         try:
-            path = os.fsencode(os.readlink(f"{directory}/{name}"))
+            with open(f"/proc/{pid}/fdinfo/{number}", "rb", buffering=0) as file:
+                words = file.read(256).split()
         except OSError:
-            continue
-        if path.removesuffix(b" (deleted)").endswith(ending):
-            return True
-    return False
+            continue  # closed meanwhile
+        facts = dict(zip(words[::2], words[1::2], strict=False))
+        writable = int(facts.get(b"flags:", b"0"), 8) & os.O_ACCMODE != os.O_RDONLY
+        if writable and facts.get(b"ino:") == b"%d" % inode:
+            count += 1
+    return count
 
 
 def supplementary_groups(tid: int) -> set[int]:

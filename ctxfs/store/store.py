@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 COPY_BYTES = 8 << 20  # of a block that starts as a copy, per system call
 SYNC_TRIES = 4
+HOLD_NS = 1_000_000_000
 ABANDONED_NS = 10_000_000_000  # a generation that was made for an open that never came
 
 
@@ -68,6 +69,7 @@ class Store:
         self._nursery: trio.Nursery | None = None
         # While a digest is computed from a mapping, nobody may shorten the file beneath it.
         self._frozen: dict[int, trio.Event] = {}
+        self._held: dict[Handle, int] = {}  # since when, boot clock
         self._expiry_wake = trio.Event()
         catalog.expiry_changed = self._wake_expiry
 
@@ -166,8 +168,38 @@ class Store:
         while True:
             await trio.sleep(1)
             self._discard_abandoned()
+            self._let_go_of_old()
             if self._hot.journal.wants_rewrite:
                 await self.rewrite_journal()
+
+    def hold(self, block: Block) -> Handle | None:
+        """Lease the bytes of a hot block for an open that is about to come, for a second or two."""
+        if block.is_gone or not block.is_hot:
+            return None
+        try:
+            file = self._hot.acquire(block.generation)
+        except FileNotFoundError:
+            return None  # the open finds out, too
+        block.opens += 1
+        handle = Handle(block, file, -1, writable=False)
+        self._held[handle] = self.catalog.clock().boot_ns
+        return handle
+
+    def let_go(self, handle: Handle) -> None:
+        """End a hold; harmless if it ended by itself."""
+        if self._held.pop(handle, None) is not None:
+            self.release(handle)
+
+    def _let_go_of_old(self) -> None:
+        now_ns = self.catalog.clock().boot_ns
+        for handle, since_ns in list(self._held.items()):
+            if now_ns - since_ns > HOLD_NS:
+                self.let_go(handle)
+
+    def discard_unopened(self, block: Block) -> None:
+        """Drop a generation that was made for an open which did not come."""
+        if not block.published and not block.opens:
+            self.catalog.drop(block)
 
     def _discard_abandoned(self) -> None:
         now_ns = self.catalog.clock().boot_ns
@@ -222,7 +254,7 @@ class Store:
         block.mode, block.uid, block.gid = who.mode, who.uid, who.gid
         self.catalog.counters.creates += 1
         handle = await self._open_writing(block, owner)
-        handle.wrote = old is None
+        handle.wrote = old is None or bool(flags & os.O_TRUNC)
         return handle
 
     async def new_generation(
@@ -354,8 +386,10 @@ class Store:
             self.catalog.unsealed(block)
             block.writing = Writing(owner, self.catalog.clock().boot_ns)
         handle = await self._open_writing(block, owner)
-        if flags & os.O_TRUNC and block.size:
-            await self.truncate(handle.block, 0, handle)
+        if flags & os.O_TRUNC:
+            handle.wrote = True  # if nothing follows, the block is to be empty
+            if block.size:
+                await self.truncate(handle.block, 0, handle)
         return handle
 
     async def _open_writing(self, block: Block, owner: int) -> Handle:
@@ -583,7 +617,7 @@ class Store:
                     size=file.size,
                 )
                 with self._freeze(block):
-                    await self.mover.put_cold(shadow, file.mapping().span())
+                    await self.mover.put_cold(shadow, file.span())
                 if block.state is not State.WRITING or block.writing is not writing:
                     self._cold.drop(shadow.generation, self.catalog.new_stamp())
                     return

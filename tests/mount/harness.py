@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pickle
@@ -11,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -199,29 +201,40 @@ class Actor:
         self._orders, self._answers = orders, answers
 
     def _act(self, play: Callable[[], Iterator[Any]]) -> NoReturn:
+        status = 1
+        steps: Iterator[Any] | None = None
         try:
-            steps = play()
             while os.read(self._orders, 1) == b"n":
                 answer: Any
                 try:
+                    steps = steps or play()
                     answer = next(steps, None)
                 except BaseException as error:
+                    traceback.print_exc()
                     answer = error
                 content = pickle.dumps(answer)
                 os.write(self._answers, len(content).to_bytes(8, "little") + content)
+            status = 0
         finally:
-            os._exit(0)
+            os._exit(status)
 
-    def step(self) -> Any:
-        """Let it go on to its next yield, and return what it yields; raises what it raised."""
+    def go(self) -> None:
+        """Let it go on to its next yield."""
         os.write(self._orders, b"n")
-        with os.fdopen(os.dup(self._answers), "rb") as pipe:
-            length = int.from_bytes(pipe.read(8), "little")
-            assert length, "the process ended"
-            answer = pickle.loads(pipe.read(length))
+
+    def answer(self) -> Any:
+        """Return what it yields; raises what it raised."""
+        with os.fdopen(os.dup(self._answers), "rb", buffering=0) as pipe:
+            length = int.from_bytes(_exactly(pipe, 8), "little")
+            answer = pickle.loads(_exactly(pipe, length))
         if isinstance(answer, BaseException):
             raise answer
         return answer
+
+    def step(self) -> Any:
+        """Let it go on and wait for what it yields or raises."""
+        self.go()
+        return self.answer()
 
     def end(self, number: int | None = None) -> int:
         """End it, by a signal if one is given, and return its exit status."""
@@ -242,6 +255,15 @@ class Actor:
 
     def __exit__(self, *exc: object) -> None:
         self.end()
+
+
+def _exactly(pipe: io.FileIO, length: int) -> bytes:
+    content = b""
+    while len(content) < length:
+        piece = pipe.read(length - len(content))
+        assert piece, "the process ended"
+        content += piece
+    return content
 
 
 def elsewhere(action: Callable[[], T]) -> T:
@@ -265,6 +287,22 @@ def run_as(uid: int, action: Callable[[], T]) -> T:
         return action()
 
     return elsewhere(as_them)
+
+
+def together(actions: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run all actions at once, each in a process of its own; return what they return."""
+
+    def play_of(action: Callable[[], Any]) -> Callable[[], Iterator[Any]]:
+        def play() -> Iterator[Any]:
+            yield action()
+
+        return play
+
+    with contextlib.ExitStack() as stack:
+        actors = [stack.enter_context(Actor(play_of(action))) for action in actions]
+        for actor in actors:
+            actor.go()
+        return [actor.answer() for actor in actors]
 
 
 def noise(number: int, length: int) -> bytes:
