@@ -141,6 +141,7 @@ class Mover:
 
     def _victims(self, need_bytes: int, *, strict: bool) -> list[Block]:
         now = self._catalog.clock()
+        demotes = self._cold is not None and self._cold.takes_blocks
 
         def may_go(block: Block) -> bool:
             if block.opens or block.generation in self._moving:
@@ -152,7 +153,7 @@ class Mover:
             young = now.boot_ns - block.used_ns < self.limits.temporary_wait_ns
             if strict and young and is_temporary(block.name):
                 return False
-            return self._cold is not None or self.may_evict(block, now.boot_ns)
+            return demotes or self.may_evict(block, now.boot_ns)
 
         order = self._catalog.hot_order.leaving()
         return choose(order, need_bytes, lambda block: max(block.hot_bytes, 1), may_go)
@@ -226,7 +227,7 @@ class Mover:
         assert self._cold is not None
         meta = block.meta(self._catalog.names.key_of(block), self._catalog.clock())
         with self._hot_file(block) as file:
-            await self.put_cold(meta, file.mapping().span())
+            await self.put_cold(meta, file.span())
         if block.is_gone:
             self._cold.drop(block.generation, self._catalog.new_stamp())
             raise BlockNotFound("it went away while it was moved")
@@ -374,7 +375,7 @@ class Mover:
         try:
             file = self._hot.create(block.generation)
             self._hot.truncate(file, block.size)
-            span = file.mapping().span()
+            span = file.span()
             await self._cold.get(block.generation, span)
             self._hot.settle(file)
             if await content_digest(file) != block.digest:
@@ -427,7 +428,7 @@ class Mover:
         assert self._cold is not None
         with Mapping(ANONYMOUS, block.size) as mapping:
             try:
-                await self._cold.get(block.generation, mapping.span())
+                await self._cold.get(block.generation, mapping.span(0, block.size))
             except DeviceError as error:
                 log.error("the cold copy of %r cannot be read: %s", block.name, error)
                 return False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxfs.core.meta import Entry
+from ctxfs.device.engine import Span
 from ctxfs.device.mapping import Mapping
 from ctxfs.errors import TierFull
 from ctxfs.tiers.hot_journal import HotJournal
@@ -46,6 +47,10 @@ class HotFile:
         if self._mapping is None:
             self._mapping = Mapping(self.fd, self.size)
         return self._mapping
+
+    def span(self) -> Span:
+        """Return the content as plain memory, whole pages; of an empty block, none."""
+        return self.mapping().span(0, self.size)
 
     def unmap(self) -> None:
         """Let go of the mapping, if there is one."""

@@ -1,0 +1,29 @@
+"""Fixtures of the store's tests."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import MemoryEngine
+from tests.store.world import MIB, World
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """A directory in memory."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def world(path: Path) -> World:
+    """Hot 16 MiB over 64 MiB of cold."""
+    return World(path, MemoryEngine(64 * MIB))
+
+
+@pytest.fixture
+def hot_world(path: Path) -> World:
+    """Hot 16 MiB alone."""
+    return World(path, None)

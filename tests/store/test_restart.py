@@ -1,0 +1,324 @@
+"""What survives a killed daemon, and a machine that lost its memory."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ctxfs.core.block import State
+from ctxfs.core.meta import Drop
+from ctxfs.errors import BlockNotFound, CtxfsError
+from ctxfs.store.recovery import fold
+from ctxfs.store.store import NewOwner, Store
+from tests.fakes import MemoryEngine
+from tests.store.world import (
+    MIB,
+    OWNER,
+    World,
+    get,
+    get_attribute,
+    put,
+    set_attribute,
+)
+
+
+def keys(store: Store) -> set[bytes]:
+    return set(store.catalog.names.root.entries)
+
+
+async def test_hot_blocks_are_found_again_with_their_attributes(world: World) -> None:
+    async with world.store() as store:
+        block = await put(store, "k", b"x" * 5000)
+        await set_attribute(store, "k", "pin", "1")
+        await set_attribute(store, "k", "parent", "the one before")
+        block.more().attributes[b"user.mine"] = b"\0\xff"
+        store.catalog.record(block)
+        used = store.catalog.hot.used_bytes
+    async with world.store() as store:
+        assert await get(store, "k") == b"x" * 5000
+        assert get_attribute(store, "k", "pin") == "1"
+        assert get_attribute(store, "k", "parent") == "the one before"
+        assert get_attribute(store, "k", "generation") == str(block.generation)
+        assert store.catalog.hot.used_bytes == used  # LMCache#4564
+
+
+async def test_what_was_unsealed_is_dropped(world: World) -> None:
+    async with world.store() as store:
+        root = store.catalog.names.root
+        handle = await store.create(root, b"half", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
+        await store.write(handle, 0, b"x" * 100_000)
+        store.publish_on_close(handle)
+        assert await get(store, "half") == b"x" * 100_000
+    async with world.store() as store:
+        assert keys(store) == set()
+        assert list((world.path / "blocks").iterdir()) == []
+        assert store.catalog.hot.used_bytes <= 2 * MIB
+
+
+async def test_a_block_that_was_being_written_again_is_dropped(world: World) -> None:
+    async with world.store() as store:
+        block = await put(store, "k", b"x" * 5000)
+        assert store.goes_on(block, OWNER, os.O_RDWR)
+        handle = await store.open_for_write(block, OWNER, os.O_RDWR)
+        await store.write(handle, 0, b"y")
+    async with world.store() as store:
+        assert keys(store) == set()
+
+
+async def test_after_a_reboot_the_cold_blocks_are_there_and_no_others(world: World) -> None:
+    async with world.store() as store:
+        await put(store, "hot", b"h")
+        block = await put(store, "cold", b"c" * 70_000)
+        await store.sync(block)
+    world.reboot()
+    async with world.store() as store:
+        assert keys(store) == {b"cold"}
+        assert await get(store, "cold") == b"c" * 70_000
+
+
+async def test_a_removed_block_does_not_come_back_after_a_reboot(world: World) -> None:
+    async with world.store() as store:
+        block = await put(store, "k", b"c")
+        await store.sync(block)
+        store.unlink(store.catalog.names.root, b"k", 0)
+    async with world.store() as store:
+        assert keys(store) == set()
+        cold = store.catalog.cold
+        assert cold is not None
+        await cold.sync()
+    world.reboot()
+    async with world.store() as store:
+        assert keys(store) == set()
+
+
+async def test_a_renamed_cold_block_keeps_its_new_name(world: World) -> None:
+    async with world.store() as store:
+        block = await put(store, "old", b"c")
+        await store.sync(block)
+        store.rename(block, store.catalog.names.root, b"new")
+        await store.sync(block)
+    world.reboot()
+    async with world.store() as store:
+        assert keys(store) == {b"new"}
+
+
+async def test_fsync_before_close_is_kept_over_a_reboot(world: World) -> None:
+    async with world.store() as store:
+        root = store.catalog.names.root
+        handle = await store.create(root, b"k", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
+        await store.write(handle, 0, b"first" * 1000)
+        await store.sync(handle.block)
+        await store.write(handle, 0, b"later" * 1000)
+    world.reboot()
+    async with world.store() as store:
+        assert await get(store, "k") == b"first" * 1000
+
+
+async def test_the_sealed_block_replaces_what_fsync_had_kept(world: World) -> None:
+    async with world.store() as store:
+        root = store.catalog.names.root
+        handle = await store.create(root, b"k.tmp", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
+        await store.write(handle, 0, b"first" * 1000)
+        await store.sync(handle.block)
+        await store.write(handle, 0, b"later" * 1000)
+        store.rename(handle.block, root, b"k")
+        store.release(handle)
+        await store.wait_sealed(handle.block)
+        await store.sync(handle.block)
+        assert store.catalog.shadows == {}
+    world.reboot()
+    async with world.store() as store:
+        assert keys(store) == {b"k"}
+        assert await get(store, "k") == b"later" * 1000
+
+
+async def test_a_writer_that_died_takes_its_shadow_along(world: World) -> None:
+    async with world.store() as store:
+        root = store.catalog.names.root
+        handle = await store.create(root, b"k", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
+        await store.write(handle, 0, b"half")
+        await store.sync(handle.block)
+        store.release(handle)
+        cold = store.catalog.cold
+        assert cold is not None
+        await cold.sync()
+    world.reboot()
+    async with world.store() as store:
+        assert keys(store) == set()
+
+
+async def test_directories_and_their_defaults_are_found_again(world: World) -> None:
+    async with world.store() as store:
+        directory = store.make_directory(store.catalog.names.root, b"d", NewOwner(1, 2, 0o750))
+        directory.default_ttl_ns = 10**12
+        store.catalog.record_directory(directory)
+        cold = store.catalog.cold
+        assert cold is not None
+        await cold.sync()
+    for _ in range(2):  # a killed daemon, then a reboot
+        async with world.store() as store:
+            found = store.catalog.names.resolve(b"d")
+            assert (found.uid, found.gid, found.mode) == (1, 2, 0o750)
+            assert store.catalog.names.default_ttl_ns(found) == 10**12  # type: ignore[arg-type]
+        world.reboot()
+
+
+async def test_a_rewritten_journal_says_the_same(world: World) -> None:
+    async with world.store() as store:
+        for number in range(50):
+            await put(store, f"k{number}", b"%d" % number)
+        for number in range(25):
+            store.unlink(store.catalog.names.root, b"k%d" % number, 0)
+        await set_attribute(store, "k30", "tier", "cold")
+        await store.rewrite_journal()
+        await set_attribute(store, "k31", "pin", "1")
+    async with world.store() as store:
+        assert keys(store) == {b"k%d" % number for number in range(25, 50)}
+        assert get_attribute(store, "k31", "pin") == "1"
+        for number in range(25, 50):
+            assert await get(store, f"k{number}") == b"%d" % number
+
+
+async def test_a_torn_journal_loses_only_its_tail(world: World) -> None:
+    async with world.store() as store:
+        for number in range(10):
+            await put(store, f"k{number}", b"%d" % number)
+    journal = world.path / "journal"
+    journal.write_bytes(journal.read_bytes()[:-3])
+    async with world.store() as store:
+        assert keys(store) == {b"k%d" % number for number in range(9)}
+        await put(store, "more", b"m")
+    async with world.store() as store:
+        assert b"more" in keys(store)
+
+
+async def test_drain_saves_every_hot_block(world: World) -> None:
+    async with world.store() as store:
+        for number in range(10):
+            await put(store, f"k{number}", b"%d" % number * 1000)
+        assert await store.drain() == 0
+        cold = store.catalog.cold
+        assert cold is not None
+        await cold.close()
+    world.reboot()
+    async with world.store() as store:
+        assert len(keys(store)) == 10
+
+
+def test_folding_a_journal_takes_the_last_word_on_each_block() -> None:
+    state = fold([])
+    assert (state.blocks, state.highest_stamp) == ({}, 0)
+    state = fold([Drop(7, 3), Drop(5, 2)])
+    assert state.dropped == {7: 3, 5: 2}
+    assert state.highest_number == 7
+
+
+class Model:
+    """What must be true: content by name, and which names were promised to last."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+        self.durable: set[str] = set()
+
+
+async def play(world: World, seed: int, steps: int) -> None:
+    """Random puts, reads, moves, renames, unlinks, fsyncs, crashes and reboots."""
+    choice = random.Random(seed)
+    model = Model()
+    left = steps
+    while left > 0:
+        async with world.store() as store:
+            await check(store, model)
+            for _ in range(choice.randrange(1, 25)):
+                left -= 1
+                await step(store, model, choice)
+        if choice.random() < 0.5:
+            world.reboot()
+            model.content = {k: v for k, v in model.content.items() if k in model.durable}
+            lasting = set(model.content)
+        else:
+            lasting = set(model.content)
+        model.durable &= lasting
+
+
+async def step(store: Store, model: Model, choice: random.Random) -> None:
+    name = f"k{choice.randrange(8)}"
+    root = store.catalog.names.root
+    match choice.randrange(7):
+        case 0 | 1:
+            content = b"%s %d " % (name.encode(), choice.randrange(10**9))
+            content *= choice.choice([0, 1, 100, 5000])
+            block = await put(store, name, content)
+            model.content[name] = content
+            model.durable.discard(name)
+            if choice.random() < 0.3:
+                await store.sync(block)
+                model.durable = set(model.content) & (model.durable | {name})
+        case 2 if name in model.content:
+            assert await get(store, name) == model.content[name]
+        case 3 if name in model.content:
+            await set_attribute(store, name, "tier", choice.choice(["cold", "hot", "auto"]))
+        case 4 if name in model.content:
+            block = store.catalog.names.resolve(name.encode())  # type: ignore[assignment]
+            await store.sync(block)
+            model.durable.add(name)
+        case 5 if name in model.content:
+            store.unlink(root, name.encode(), 0)
+            cold = store.catalog.cold
+            assert cold is not None
+            await cold.sync()
+            del model.content[name]
+            model.durable.discard(name)
+        case 6 if name in model.content:
+            target = f"k{choice.randrange(8)}"
+            block = store.catalog.names.resolve(name.encode())  # type: ignore[assignment]
+            store.rename(block, root, target.encode())
+            model.content[target] = model.content.pop(name)
+            await store.sync(block)
+            model.durable.discard(name)
+            model.durable.add(target)
+
+
+async def check(store: Store, model: Model) -> None:
+    for name, content in model.content.items():
+        assert await get(store, name) == content
+    for key in list(keys(store)):  # others may be there, if they were written; never wrong
+        block = store.catalog.names.resolve(key)
+        name = key.decode()
+        if name in model.content:
+            continue
+        assert block.state is State.SEALED  # type: ignore[union-attr]
+        try:
+            found = await get(store, name)
+        except (BlockNotFound, CtxfsError):
+            continue
+        assert found == b"" or found.startswith(b"k")
+        model.content[name] = found
+        model.durable.discard(name)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.integers(0, 2**32))
+async def test_every_promise_survives_random_crashes_and_reboots(path: Path, seed: int) -> None:
+    for leftover in (path / "blocks").glob("*"):
+        leftover.unlink()
+    (path / "journal").unlink(missing_ok=True)
+    await play(World(path, MemoryEngine(32 * MIB, seed=seed)), seed, steps=80)
+
+
+async def test_a_directory_that_is_no_longer_empty_cannot_lose_its_blocks(world: World) -> None:
+    async with world.store() as store:
+        directory = store.make_directory(store.catalog.names.root, b"d", NewOwner(0, 0, 0o755))
+        block = await put(store, "k", b"x")
+        store.rename(block, directory, b"k")
+        with pytest.raises(CtxfsError):
+            store.remove_directory(store.catalog.names.root, b"d")
+    async with world.store() as store:
+        assert store.catalog.names.resolve(b"d/k")
