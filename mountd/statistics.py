@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ctxfs
-from ctxfs.core.block import Block
 from ctxfs.core.times import Now
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.events import utc_text
@@ -58,11 +57,8 @@ class Statistics:
 
     def _tiers(self, now: Now) -> dict[str, Any]:
         catalog = self._catalog
-        pinned = sum(
-            node.hot_bytes
-            for node in catalog.names.by_inode.values()
-            if isinstance(node, Block) and node.is_hot and node.is_pinned(now.boot_ns)
-        )
+        hot_blocks = catalog.hot_order.leaving()
+        pinned = sum(block.hot_bytes for block in hot_blocks if block.is_pinned(now.boot_ns))
         tiers: dict[str, Any] = {
             "hot": {
                 "capacity_bytes": catalog.hot.capacity_bytes,

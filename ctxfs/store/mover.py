@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 DEMOTIONS_AT_ONCE = 8
 DIGEST_INLINE_BYTES = 128 << 10  # below this a thread costs more than the digest
+ALLOCATE_INLINE_BYTES = 256 << 10
 COLD_ROOM_TRIES = 8
 ANONYMOUS = -1  # a mapping of no file
 
@@ -374,10 +375,9 @@ class Mover:
         file: HotFile | None = None
         try:
             file = self._hot.create(block.generation)
-            self._hot.truncate(file, block.size)
-            span = file.span()
-            await self._cold.get(block.generation, span)
+            await self._allocate(file, block.size)
             self._hot.settle(file)
+            await self._cold.get(block.generation, file.span())
             if await content_digest(file) != block.digest:
                 raise CopyCorrupt("the cold copy does not match its digest")
             if block.is_gone:
@@ -398,6 +398,12 @@ class Mover:
         self._catalog.counters.promoted += 1
         self._catalog.counters.promoted_bytes += block.size
         self._catalog.tell("moved", block, **{"from": "cold", "to": "hot"})
+
+    async def _allocate(self, file: HotFile, size: int) -> None:
+        if size <= ALLOCATE_INLINE_BYTES:
+            self._hot.allocate(file, size)
+        else:
+            await trio.to_thread.run_sync(self._hot.allocate, file, size)
 
     async def verify(self, block: Block) -> None:
         """Compare every copy with the digest. Raises CopyCorrupt when one was bad and dropped."""

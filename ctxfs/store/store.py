@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 COPY_BYTES = 8 << 20  # of a block that starts as a copy, per system call
 SYNC_TRIES = 4
+SPARE_BYTES = 4 << 20
 HOLD_NS = 1_000_000_000
 ABANDONED_NS = 10_000_000_000  # a generation that was made for an open that never came
 
@@ -422,13 +423,19 @@ class Store:
             writing = block.writing
             if writing is None:
                 raise NotPermitted("the block is sealed")
-            done = self._hot.write(file, offset, data)
+            try:
+                done = self._hot.write(file, offset, data)
+            except TierFull:
+                # Large pages took more than was reserved; the kernel's limit spoke first.
+                await self.mover.reserve(SPARE_BYTES, file)
+                self._hot.unreserve(SPARE_BYTES)
+                done = self._hot.write(file, offset, data)
             writing.epoch += 1
             writing.changed = True
         finally:
             self._hot.unreserve(need)
+            self._grown(block, file)
         handle.wrote = True
-        self._grown(block, file)
         self.catalog.counters.written_bytes += done
         return done
 

@@ -192,6 +192,20 @@ class HotTier:
         os.ftruncate(file.fd, size)
         self.settle(file)
 
+    def allocate(self, file: HotFile, size: int) -> None:
+        """Give a new file its size and all its pages, so that a device may write into them.
+
+        The caller has reserved them. Raises TierFull where memory is short all the same: better
+        here than as a fault in the middle of a transfer. Slow for large files.
+        """
+        if size:
+            try:
+                os.posix_fallocate(file.fd, 0, size)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise TierFull("the hot tier's memory is short") from error
+
     def settle(self, file: HotFile) -> None:
         """Learn the file's size and physical bytes from the kernel."""
         facts = os.fstat(file.fd)
