@@ -240,6 +240,7 @@ class Operations:
             node = self._store.find(directory, name, owner)
         except BlockNotFound:
             self._catalog.counters.misses += 1
+            self._redirected.pop(caller.pid, None)
             raise
         node.lookups += 1
         again = self._redirected.get(caller.pid)
@@ -300,7 +301,7 @@ class Operations:
             return
         # truncate(2) of a sealed block: a new generation with that length takes the name.
         if block.is_gone:
-            if self._was_redirected(caller) is None:
+            if self._was_redirected(block, caller) is None:
                 self._look_again(block, caller)
             raise BlockNotFound(repr(block.name))
         new = await self._store.new_generation(block.directory, block.name, owner, base=block)
@@ -363,7 +364,7 @@ class Operations:
         if writes:
             handle = await self._open_for_write(node, flags, caller)
             return self._add(_Opened(handle, newest_pid=process.newest_pid())), False
-        before = self._was_redirected(caller)
+        before = self._was_redirected(node, caller)
         if node.is_gone and not node.opens and before is None:
             self._look_again(node, caller)
         owner = self._reader(node, caller)
@@ -389,14 +390,17 @@ class Operations:
         self._redirected[caller.pid] = _Redirected(block, instead, now_ns)
         raise RetryLookup
 
-    def _was_redirected(self, caller: Caller) -> _Redirected | None:
-        """Return, and forget, that this thread was sent to look a name up again just now.
+    def _was_redirected(self, block: Block, caller: Caller) -> _Redirected | None:
+        """Return, and forget, that this thread was sent to look this name up again just now.
 
         It must not be sent again: the kernel hands a second ESTALE on to the program.
         """
         before = self._redirected.pop(caller.pid, None)
-        now_ns = self._catalog.clock().boot_ns
-        return before if before is not None and now_ns - before.at_ns < REDIRECT_NS else None
+        if before is None:
+            return None
+        same = before.block.name == block.name and before.block.directory is block.directory
+        recent = self._catalog.clock().boot_ns - before.at_ns < REDIRECT_NS
+        return before if same and recent else None
 
     def _reader(self, block: Block, caller: Caller) -> int:
         """Return who reads; asked of /proc only where it matters."""
@@ -416,7 +420,7 @@ class Operations:
 
     async def _open_for_write(self, block: Block, flags: int, caller: Caller) -> Handle:
         owner = process.process_of(caller.pid)
-        before = self._was_redirected(caller)
+        before = self._was_redirected(block, caller)
         if self._store.goes_on(block, owner, flags):
             return await self._store.open_for_write(block, owner, flags)
         if before is not None and before.block is block:
@@ -467,17 +471,21 @@ class Operations:
         self._store.publish_on_close(handle)
 
     def _is_stray(self, opened: _Opened, handle: Handle, closer: int | None) -> bool:
-        """Whether another process closed a copy it inherited, while the owner still writes."""
-        if closer is not None:
-            return process.process_of(closer) != handle.owner
-        if is_temporary(handle.block.name):
-            return False  # seeing it early does no harm: it is about to be renamed
-        if process.newest_pid() == opened.newest_pid:
-            return False
-        # The owner closed nothing if it has a descriptor for each open description left.
+        """Whether the owner still writes: another process closed a copy it inherited, or a shell
+        closed the descriptor from which it had made the program's standard output.
+        """
         writing = handle.block.writing
+        assert writing is not None
+        if writing.changed:
+            if closer is not None:
+                return process.process_of(closer) != handle.owner
+            if is_temporary(handle.block.name):
+                return False  # seeing it early does no harm: it is about to be renamed
+            if process.newest_pid() == opened.newest_pid:
+                return False
+        # The owner closed nothing if it has a descriptor for each open description left.
         left = process.writable_descriptors(handle.owner, handle.block.generation)
-        return writing is not None and left >= writing.writers
+        return left >= writing.writers
 
     def release(self, number: int) -> None:
         """The last descriptor of an open is gone."""

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import random
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -92,7 +93,7 @@ def test_absent_name_is_found_at_once_when_another_process_renames_onto_it(place
         path.unlink()
 
 
-def test_close_of_one_of_two_descriptors_publishes(place: Path) -> None:
+def test_file_written_through_a_duplicate_is_published_when_both_are_closed(place: Path) -> None:
     # numpy's tofile writes through a dup and closes both: FLUSH comes twice
     path = place / "dup"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -148,6 +149,24 @@ def test_two_open_descriptions_of_one_writer_publish_at_the_first_close(place: P
         second.close()
         assert elsewhere(path.read_bytes) == b"abcdef"
     wait_sealed(path)
+
+
+def test_redirected_output_of_a_shell_is_private_until_the_program_ends(place: Path) -> None:
+    # the shell opens the file, makes it descriptor 1, and closes the first one: a FLUSH
+    path = place / "redirected"
+    script = f"{{ echo one; read line; echo two; }} > '{path}'"
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE) as shell:
+        wait_until(lambda: output_so_far(path, shell.pid) == b"one\n")
+        assert not path.exists()
+        shell.communicate(b"go on\n")
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+def output_so_far(path: Path, pid: int) -> bytes | None:
+    """Return what a process has written to its standard output so far."""
+    if os.readlink(f"/proc/{pid}/fd/1") != str(path):
+        return None
+    return Path(f"/proc/{pid}/fd/1").read_bytes()
 
 
 def test_empty_file_is_a_block(place: Path) -> None:
@@ -380,10 +399,8 @@ def test_mapping_that_outlives_its_descriptor_keeps_the_block_unsealed(place: Pa
 def test_file_kept_open_and_rewritten_is_served_and_not_sealed(place: Path) -> None:
     # LMCache's NIXL static pool
     path = place / "obj_0_abcd.bin"
+    path.touch()
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    path_fd = os.dup(fd)
-    os.pwrite(fd, noise(0, MIB), 0)
-    os.close(path_fd)
     for number in range(1, 6):
         content = noise(number, MIB)
         assert os.pwrite(fd, content, 0) == MIB
