@@ -1,0 +1,168 @@
+"""Record headers: what one item of a segment is, and that it belongs where it was found."""
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import xxhash
+
+from ctxfs.core.meta import Entry
+from ctxfs.ondisk import ledger
+from ctxfs.ondisk.layout import ALIGN_BYTES, Bytes, padded
+
+MAGIC: Final = b"CTXFSREC"
+VERSION: Final = 1
+
+# magic, checksum, header length, version, kind, salt, sequence, position, stamp, generation,
+# part offset, part length, data length, data checksum, frames length
+_HEADER: Final = struct.Struct("<8sQIHBxQQQQQQQQQII")
+_PEEK: Final = struct.Struct("<8sQI")
+_CHECKED_FROM: Final = 16
+FRAMES_AT: Final = _HEADER.size
+
+
+class RecordKind(enum.IntEnum):
+    """Data: a block or a part of one, with its Put. Note: entries and nothing else."""
+
+    DATA = 1
+    NOTE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record is: part of what its checksum covers, so that no stale one passes."""
+
+    salt: int
+    sequence: int  # of the segment
+    position: int  # of the record in the segment, bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordHeader:
+    """`stamp` is higher than that of every Drop of this generation written before it."""
+
+    kind: RecordKind
+    header_bytes: int
+    stamp: int
+    generation: int = 0
+    part_offset: int = 0  # of this part in the block's content, bytes
+    part_length: int = 0  # of its content, bytes
+    data_bytes: int = 0  # the same, padded
+    data_checksum: int = 0  # XXH3-64 of the padded data
+
+    @property
+    def record_bytes(self) -> int:
+        return self.header_bytes + self.data_bytes
+
+
+def make_salt(uuid: bytes) -> int:
+    """A device's own number in each of its records."""
+    return int(xxhash.xxh3_64_intdigest(uuid))
+
+
+def header_bytes_for(frames_bytes: int) -> int:
+    """Length of the header that holds so many bytes of ledger frames."""
+    return padded(FRAMES_AT + frames_bytes)
+
+
+def encode_into(target: memoryview, header: RecordHeader, place: Place, frames: bytes) -> None:
+    """Fill the `header.header_bytes` of `target`."""
+    end = FRAMES_AT + len(frames)
+    if not end <= header.header_bytes == len(target):
+        raise ValueError("the frames do not fit their header")
+    _HEADER.pack_into(
+        target,
+        0,
+        MAGIC,
+        0,
+        header.header_bytes,
+        VERSION,
+        header.kind,
+        place.salt,
+        place.sequence,
+        place.position,
+        header.stamp,
+        header.generation,
+        header.part_offset,
+        header.part_length,
+        header.data_bytes,
+        header.data_checksum,
+        len(frames),
+        0,
+    )
+    target[FRAMES_AT:end] = frames
+    target[end:] = bytes(header.header_bytes - end)
+    struct.pack_into("<Q", target, 8, xxhash.xxh3_64_intdigest(target[_CHECKED_FROM:]))
+
+
+def void(header: RecordHeader) -> RecordHeader:
+    """What takes a record's place, so that those behind it are still found: an empty note."""
+    return RecordHeader(
+        kind=RecordKind.NOTE,
+        header_bytes=header.header_bytes,
+        stamp=header.stamp,
+        part_length=header.data_bytes,
+        data_bytes=header.data_bytes,
+    )
+
+
+def peek_header_bytes(data: Bytes) -> int:
+    """How long the header that starts here says it is; 0 where none starts here."""
+    if len(memoryview(data)) < _PEEK.size:
+        return 0
+    magic, _, header_bytes = _PEEK.unpack_from(data)
+    if magic != MAGIC or header_bytes % ALIGN_BYTES or not header_bytes:
+        return 0
+    return int(header_bytes)
+
+
+def belongs(data: Bytes, place: Place) -> bool:
+    """Whether a header was written here in this life of its segment, be it damaged since."""
+    if not peek_header_bytes(data) or len(memoryview(data)) < FRAMES_AT:
+        return False
+    return _HEADER.unpack_from(data)[5:8] == (place.salt, place.sequence, place.position)
+
+
+def decode(data: Bytes, place: Place) -> tuple[RecordHeader, list[Entry]] | None:
+    """None where no good record of this place starts here. Never raises for what `data` holds."""
+    header_bytes = peek_header_bytes(data)
+    view = memoryview(data)[:header_bytes]
+    if not header_bytes or len(view) < header_bytes:
+        return None
+    (
+        _,
+        checksum,
+        _,
+        version,
+        kind,
+        salt,
+        sequence,
+        position,
+        stamp,
+        generation,
+        part_offset,
+        part_length,
+        data_bytes,
+        data_checksum,
+        frames_bytes,
+        _,
+    ) = _HEADER.unpack_from(view)
+    if (salt, sequence, position) != (place.salt, place.sequence, place.position):
+        return None
+    if version != VERSION or checksum != xxhash.xxh3_64_intdigest(view[_CHECKED_FROM:]):
+        return None
+    if kind not in (RecordKind.DATA, RecordKind.NOTE) or data_bytes != padded(part_length):
+        return None
+    header = RecordHeader(
+        kind=RecordKind(kind),
+        header_bytes=header_bytes,
+        stamp=stamp,
+        generation=generation,
+        part_offset=part_offset,
+        part_length=part_length,
+        data_bytes=data_bytes,
+        data_checksum=data_checksum,
+    )
+    entries, _ = ledger.decode_all(view[FRAMES_AT : FRAMES_AT + frames_bytes])
+    return header, entries

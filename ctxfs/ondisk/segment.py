@@ -1,0 +1,33 @@
+"""The first 4096 bytes of a segment: which one it is, and which of its lives this is."""
+
+import struct
+from typing import Final
+
+import xxhash
+
+from ctxfs.ondisk.layout import ALIGN_BYTES, Bytes
+
+MAGIC: Final = b"CTXFSSEG"
+SEGMENT_HEADER_BYTES: Final = ALIGN_BYTES
+
+_HEADER: Final = struct.Struct("<8sQ16sQII")
+_CHECKED_FROM: Final = 16
+
+
+def encode(uuid: bytes, index: int, sequence: int) -> bytes:
+    """4096 bytes."""
+    data = bytearray(SEGMENT_HEADER_BYTES)
+    _HEADER.pack_into(data, 0, MAGIC, 0, uuid, sequence, index, 0)
+    struct.pack_into("<Q", data, 8, xxhash.xxh3_64_intdigest(memoryview(data)[_CHECKED_FROM:]))
+    return bytes(data)
+
+
+def decode(data: Bytes, uuid: bytes, index: int) -> int | None:
+    """The sequence; None where this is no header of segment `index` of device `uuid`."""
+    view = memoryview(data)[:SEGMENT_HEADER_BYTES]
+    magic, checksum, found_uuid, sequence, found_index, _ = _HEADER.unpack_from(view)
+    if magic != MAGIC or found_uuid != uuid or found_index != index:
+        return None
+    if checksum != xxhash.xxh3_64_intdigest(view[_CHECKED_FROM:]):
+        return None
+    return int(sequence)

@@ -1,0 +1,296 @@
+"""The cold tier: blocks on one or more devices, each a log of its own."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import trio
+
+from ctxfs.core.meta import BlockMeta, DirectoryMeta, Drop, Entry, Put
+from ctxfs.device.engine import Span
+from ctxfs.errors import BlockNotFound, CtxfsError, DeviceError, DeviceLost, TierFull
+from ctxfs.ondisk.layout import padded
+from ctxfs.tiers.cold_buffers import checksum
+from ctxfs.tiers.cold_log import ColdLog, ColdStatistics
+from ctxfs.tiers.cold_reclaim import Describe
+from ctxfs.tiers.cold_volume import ColdDevice, open_volume
+
+__all__ = ["ColdDevice", "ColdStatistics", "ColdTier", "Recovered"]
+
+COMMIT_SECONDS: Final = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What recovery found on all devices together."""
+
+    blocks: dict[int, BlockMeta]  # by generation, with the newest attributes
+    directories: list[DirectoryMeta]
+    dropped: list[int]  # generations of which only pieces were left, or whose key has a newer one
+    highest_number: int  # of any generation or inode seen, dead ones too
+    highest_stamp: int
+    records: int
+    torn: int  # records cut off: they were being written when the device was left
+    corrupt: int  # records, or segments, that should be good and are not
+
+
+@dataclass(slots=True)
+class _Putting:
+    """A put on its way, and what was said about its block meanwhile."""
+
+    done: trio.Event
+    newest: BlockMeta
+    dropped_stamp: int | None = None
+
+
+class ColdTier:
+    """Blocks by generation. A block lies on one device; directories are noted on all.
+
+    Open, then `recover`, then anything; `run` in the background.
+    """
+
+    def __init__(self, logs: Sequence[ColdLog]) -> None:
+        self._logs = logs
+        self._putting: dict[int, _Putting] = {}
+
+    @classmethod
+    async def open(
+        cls,
+        devices: Sequence[ColdDevice],
+        *,
+        describe: Callable[[int], BlockMeta | None],
+        describe_directory: Callable[[int], DirectoryMeta | None],
+    ) -> Self:
+        """Take the devices, formatting those that are blank. `describe`: what the store knows of a
+        live generation, or inode, now; asked when records are carried over.
+
+        Raises ConfigError, ForeignSignature among them, and DeviceError.
+        """
+        asked = Describe(describe, describe_directory)
+        return cls([ColdLog(device, await open_volume(device), asked) for device in devices])
+
+    async def recover(self) -> Recovered:
+        """Find what is on the devices. One that cannot be recovered is left out, as lost."""
+        blocks: dict[int, BlockMeta] = {}
+        directories: dict[int, DirectoryMeta] = {}
+        dropped: list[int] = []
+        number = stamp = records = torn = corrupt = 0
+        for log in self._logs:
+            try:
+                contents, replay, counts = await log.recover()
+            except DeviceError as error:
+                _logger.error("%s is left out: %s", log.path, error)
+                continue
+            number = max(number, replay.highest_number)
+            stamp = max(stamp, replay.highest_stamp)
+            records += counts.records
+            torn += counts.torn
+            corrupt += counts.corrupt + counts.unreadable
+            dropped += contents.incomplete
+            for generation, meta in contents.blocks.items():
+                if generation in blocks:
+                    log.drop(generation, meta.stamp)  # a second copy: one is enough
+                else:
+                    blocks[generation] = meta
+            for directory in contents.directories.values():
+                known = directories.get(directory.inode)
+                if known is None or known.stamp < directory.stamp:
+                    directories[directory.inode] = directory
+        dropped += self._drop_superseded(blocks)
+        for log in self._logs:
+            log.see_stamp(stamp)
+        return Recovered(
+            blocks=blocks,
+            directories=list(directories.values()),
+            dropped=[generation for generation in dropped if generation not in blocks],
+            highest_number=number,
+            highest_stamp=stamp,
+            records=records,
+            torn=torn,
+            corrupt=corrupt,
+        )
+
+    def _drop_superseded(self, blocks: dict[int, BlockMeta]) -> list[int]:
+        """Where two generations claim one key, the higher stamp is right."""
+        winners: dict[bytes, BlockMeta] = {}
+        losers: list[BlockMeta] = []
+        for meta in blocks.values():
+            other = winners.setdefault(meta.key, meta)
+            if other is not meta:
+                winner, loser = (meta, other) if meta.stamp > other.stamp else (other, meta)
+                winners[meta.key] = winner
+                losers.append(loser)
+        for loser in losers:
+            self.drop(loser.generation, loser.stamp)
+            del blocks[loser.generation]
+        return [loser.generation for loser in losers]
+
+    # -- blocks
+
+    async def put(self, meta: BlockMeta, data: Span) -> None:
+        """Write a block; it is kept for sure after the next `sync`.
+
+        `data` is `meta.size` rounded up to 4096, mapped, with zeros behind the end. Cancelled
+        before the write began: nothing was put. Begun: it is finished first, and the memory is
+        free when this has returned. Raises TierFull at once where there is no room, DeviceError,
+        and BadValue where key and attributes are longer than a record takes.
+        """
+        if data.length != padded(meta.size):
+            raise ValueError(f"{data.length} bytes of memory for a block of {meta.size}")
+        generation = meta.generation
+        while generation in self._putting:
+            await self._putting[generation].done.wait()
+        if self.holds(generation):
+            self.note(Put(meta))
+            return
+        putting = self._putting[generation] = _Putting(trio.Event(), meta)
+        try:
+            log = self._choose(meta)
+            await log.put(meta, data, await checksum(data))
+            if putting.dropped_stamp is not None:
+                log.drop(generation, putting.dropped_stamp)
+            elif putting.newest is not meta:
+                log.note(Put(putting.newest))
+        finally:
+            del self._putting[generation]
+            putting.done.set()
+
+    def _choose(self, meta: BlockMeta) -> ColdLog:
+        """The device with the most room. Raises DeviceError, TierFull."""
+        usable: list[ColdLog] = []
+        trouble: DeviceError | None = None
+        for log in self._logs:
+            try:
+                log.health.check_writable()
+            except DeviceError as error:
+                trouble = error
+            else:
+                usable.append(log)
+        if usable:
+            return max(usable, key=lambda log: log.space.room_bytes)
+        raise trouble or TierFull(f"no cold device for {meta.size} bytes")
+
+    async def get(self, generation: int, target: Span) -> None:
+        """Read the content straight into `target`, mapped up to the next 4096.
+
+        The caller verifies `meta.digest`. Raises BlockNotFound, DeviceError, DeviceLost.
+        """
+        log = self._home(generation)
+        if log is None:
+            raise BlockNotFound(f"generation {generation} is not in the cold tier")
+        await log.read(generation, target)
+
+    def _home(self, generation: int) -> ColdLog | None:
+        return next((log for log in self._logs if generation in log.index), None)
+
+    def holds(self, generation: int) -> bool:
+        """Whether it was put, and not dropped; its device may be failing or lost."""
+        return self._home(generation) is not None
+
+    def physical_bytes(self, generation: int) -> int:
+        """What it takes on the medium; 0 where it is not here."""
+        log = self._home(generation)
+        return log.index.physical_bytes(generation) if log is not None else 0
+
+    def drop(self, generation: int, stamp: int) -> None:
+        """Its room is free at once; nothing happens where it is not here."""
+        putting = self._putting.get(generation)
+        if putting is not None:
+            putting.dropped_stamp = stamp
+        log = self._home(generation)
+        if log is not None:
+            log.drop(generation, stamp)
+
+    def note(self, entry: Entry) -> None:
+        """Keep a change: new attributes of a block that is here, a directory, its removal.
+
+        Written with the next commit. Raises BadValue where it is longer than a record takes.
+        """
+        match entry:
+            case Drop(generation, stamp):
+                self.drop(generation, stamp)
+            case Put(meta):
+                putting = self._putting.get(meta.generation)
+                if putting is not None:
+                    putting.newest = meta
+                log = self._home(meta.generation)
+                if log is not None:
+                    log.note(entry)
+            case _:
+                for log in self._logs:
+                    log.note(entry)
+
+    async def sync(self, generation: int | None = None) -> None:
+        """All that was put, noted and dropped before is on the medium; callers share a flush.
+
+        With a generation only its device counts. Raises DeviceError, DeviceLost, TierFull.
+        """
+        if generation is not None:
+            log = self._home(generation)
+            if log is not None:
+                await log.sync()
+            return
+        errors: list[CtxfsError] = []
+
+        async def sync(log: ColdLog) -> None:
+            try:
+                await log.sync()
+            except (DeviceError, TierFull) as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for log in self._logs:
+                nursery.start_soon(sync, log)
+        if errors:
+            raise errors[0]
+
+    # -- as a whole
+
+    @property
+    def room_bytes(self) -> int:
+        """What could still be put now, on all devices that take blocks."""
+        logs = [log for log in self._logs if log.health.state == "ok"]
+        return sum(log.space.room_bytes for log in logs)
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether any device would be written to now."""
+        return any(log.health.is_writable for log in self._logs)
+
+    @property
+    def has_pending_notes(self) -> bool:
+        """Whether something noted or dropped still waits for a commit."""
+        return any(log.index.pending for log in self._logs if not log.health.lost)
+
+    def statistics(self) -> tuple[ColdStatistics, ...]:
+        """Per device."""
+        return tuple(log.statistics() for log in self._logs)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Commit what waits, and reclaim ahead of need, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for log in self._logs:
+                nursery.start_soon(self._tend, log)
+            task_status.started()
+
+    async def _tend(self, log: ColdLog) -> None:
+        while not log.health.lost:
+            with trio.move_on_after(COMMIT_SECONDS):
+                await log.pressed.wait()
+            # What failed was counted and logged where it happened, and is tried again.
+            with contextlib.suppress(DeviceError, TierFull):
+                await log.tend()
+
+    async def close(self) -> None:
+        """Final commit. A device that fails now is recovered with more care next time."""
+        for log in self._logs:
+            try:
+                await log.close()
+            except DeviceLost:
+                continue  # was said when it was lost
+            except (DeviceError, TierFull) as error:
+                _logger.error("%s is not closed cleanly: %s", log.path, error)

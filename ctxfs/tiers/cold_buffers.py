@@ -1,0 +1,44 @@
+"""Memory for headers and for carrying over, aligned as direct I/O wants it."""
+
+import ctypes
+import mmap
+from typing import Final
+
+import trio
+import xxhash
+
+from ctxfs.device.engine import Span
+from ctxfs.device.mapping import bytes_at
+
+# Below this a checksum takes less time than the way to a thread and back.
+_INLINE_BYTES_MAX: Final = 256 << 10
+
+
+class Scratch:
+    """Anonymous memory, zero at first, unmapped when the last view of it is gone."""
+
+    def __init__(self, length_bytes: int) -> None:
+        self.length_bytes = length_bytes
+        self._map = mmap.mmap(-1, length_bytes)
+        self._address = ctypes.addressof(ctypes.c_ubyte.from_buffer(self._map))
+        self.view = memoryview(self._map)
+
+    def span(self, offset: int, length_bytes: int) -> Span:
+        if not 0 <= offset <= offset + length_bytes <= self.length_bytes:
+            raise ValueError("outside of this scratch memory")
+        return Span(self._address + offset, length_bytes)
+
+
+def slice_span(span: Span, offset: int, length_bytes: int) -> Span:
+    """A piece of a span."""
+    return Span(span.address + offset, length_bytes)
+
+
+async def checksum(span: Span) -> int:
+    """XXH3-64 of the memory; in a thread where it is long."""
+    if not span.length:
+        return int(xxhash.xxh3_64_intdigest(b""))
+    data = bytes_at(span)
+    if span.length <= _INLINE_BYTES_MAX:
+        return int(xxhash.xxh3_64_intdigest(data))
+    return int(await trio.to_thread.run_sync(xxhash.xxh3_64_intdigest, data))

@@ -1,0 +1,333 @@
+"""What lies where on one cold device, and what is still needed of it: pure, no I/O.
+
+A place on the medium is kept as one integer, since there may be millions: a part (a data record)
+or a home (the segment and the length of the newest note about something).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ctxfs.core.meta import Drop, Entry, MakeDirectory, Put, RemoveDirectory
+from ctxfs.ondisk.layout import ALIGN_BYTES
+from ctxfs.tiers.cold_space import Segment, Space
+
+_NO_HOME: Final = -1
+_DATA_SHIFT: Final = 0  # 16 bits: pages of data
+_HEADER_SHIFT: Final = 16  # 8 bits: pages of header
+_POSITION_SHIFT: Final = 24  # 16 bits: pages from the start of the segment
+_SEGMENT_SHIFT: Final = 40
+_HOME_SHIFT: Final = 32
+
+
+def pack_part(segment: int, position: int, header_bytes: int, data_bytes: int) -> int:
+    """All but `segment` in bytes, multiples of 4096."""
+    return (
+        segment << _SEGMENT_SHIFT
+        | position // ALIGN_BYTES << _POSITION_SHIFT
+        | header_bytes // ALIGN_BYTES << _HEADER_SHIFT
+        | data_bytes // ALIGN_BYTES << _DATA_SHIFT
+    )
+
+
+def part_segment(part: int) -> int:
+    return part >> _SEGMENT_SHIFT
+
+
+def part_position(part: int) -> int:
+    """Of the record in its segment, bytes."""
+    return (part >> _POSITION_SHIFT & 0xFFFF) * ALIGN_BYTES
+
+
+def part_header_bytes(part: int) -> int:
+    return (part >> _HEADER_SHIFT & 0xFF) * ALIGN_BYTES
+
+
+def part_data_bytes(part: int) -> int:
+    return (part & 0xFFFF) * ALIGN_BYTES
+
+
+def part_record_bytes(part: int) -> int:
+    return part_header_bytes(part) + part_data_bytes(part)
+
+
+@dataclass(slots=True)
+class Grave:
+    """Something dropped, while segments still hold records that would bring it back.
+
+    Its Drop (or RemoveDirectory) note is needed until none does.
+    """
+
+    stamp: int
+    holders: tuple[int, ...]  # segments
+    home: int = _NO_HOME  # of the note; none while it waits to be written
+
+
+@dataclass(slots=True)
+class DirectoryHome:
+    """A directory: where its newest note is, and which segments hold any."""
+
+    home: int
+    holders: set[int]
+
+
+class ColdIndex:
+    """Every change here is mirrored in the live bytes of the segments. No call awaits."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        # Parts in the order of the block's content. One alone is kept without its tuple.
+        self._blocks: dict[int, int | tuple[int, ...]] = {}
+        # Blocks whose newest attributes are in a note, not in a data record.
+        self._noted: dict[int, int] = {}
+        self.graves: dict[int, Grave] = {}
+        # Segments that hold data of a live block beside those its parts are in: it was carried
+        # over, or written anew after a failure.
+        self._older: dict[int, tuple[int, ...]] = {}
+        self.directories: dict[int, DirectoryHome] = {}
+        # Notes that wait to be written, the newest about each thing.
+        self.pending: dict[tuple[type[Entry], int], Entry] = {}
+        self.directory_graves: dict[int, Grave] = {}
+
+    def __contains__(self, generation: int) -> bool:
+        return generation in self._blocks
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def parts(self, generation: int) -> tuple[int, ...]:
+        """In the order of the content; empty where the block is not here."""
+        found = self._blocks.get(generation, ())
+        return (found,) if isinstance(found, int) else found
+
+    def physical_bytes(self, generation: int) -> int:
+        return sum(part_record_bytes(part) for part in self.parts(generation))
+
+    def add_block(self, generation: int, parts: tuple[int, ...]) -> None:
+        """The block is written. A grave it has is none any more: this came after it."""
+        self._blocks[generation] = parts[0] if len(parts) == 1 else parts
+        for part in parts:
+            self.space.add_live(part_segment(part), part_record_bytes(part))
+        self.pending.pop((Drop, generation), None)
+        grave = self.graves.pop(generation, None)
+        if grave is not None:
+            self._leave(grave.home)
+            self.add_holders(generation, grave.holders)
+
+    def add_holders(self, generation: int, segments: Iterable[int]) -> None:
+        """These hold older data records of a live block too."""
+        held = {part_segment(part) for part in self.parts(generation)}
+        more = (set(segments) | set(self._older.pop(generation, ()))) - held
+        if more:
+            self._older[generation] = tuple(more)
+
+    def replace_part(self, generation: int, old: int, new: tuple[int, ...]) -> bool:
+        """A part was carried over; False where the block was dropped meanwhile."""
+        parts = self.parts(generation)
+        if old not in parts:
+            return False
+        at = parts.index(old)
+        parts = parts[:at] + new + parts[at + 1 :]
+        self._blocks[generation] = parts[0] if len(parts) == 1 else parts
+        self.space.remove_live(part_segment(old), part_record_bytes(old))
+        for part in new:
+            self.space.add_live(part_segment(part), part_record_bytes(part))
+        # What was carried has the newest attributes in it: the note, if any, is not needed.
+        self._leave(self._noted.pop(generation, _NO_HOME))
+        self.add_holders(generation, [part_segment(old)])
+        return True
+
+    def bury(self, generation: int, stamp: int) -> bool:
+        """Drop a block: its room counts as free at once. False where it is not here."""
+        parts = self.parts(generation)
+        if not parts:
+            return False
+        del self._blocks[generation]
+        for part in parts:
+            self.space.remove_live(part_segment(part), part_record_bytes(part))
+        self._leave(self._noted.pop(generation, _NO_HOME))
+        holders = {part_segment(part) for part in parts}
+        holders.update(self._older.pop(generation, ()))
+        self.graves[generation] = Grave(stamp, tuple(holders))
+        self.pending.pop((Put, generation), None)
+        self.pending[Drop, generation] = Drop(generation, stamp)
+        return True
+
+    def bury_remains(self, generation: int, stamp: int, holders: Iterable[int]) -> None:
+        """Data records, up to `stamp`, of a block that is not here may lie in `holders`."""
+        held = set(holders)
+        grave = self.graves.get(generation)
+        if grave is not None:
+            held.update(grave.holders)
+            grave.holders = tuple(held)
+            if grave.stamp >= stamp:
+                return
+            self._leave(grave.home)
+        if held:
+            self.graves[generation] = Grave(stamp, tuple(held))
+            self.pending[Drop, generation] = Drop(generation, stamp)
+
+    # -- notes
+
+    def queue(self, entry: Entry) -> None:
+        """This is to be written with the next commit."""
+        match entry:
+            case Put(meta):
+                self.pending[Put, meta.generation] = entry
+            case Drop(generation):
+                self.pending[Drop, generation] = entry
+            case MakeDirectory(meta):
+                self.pending[MakeDirectory, meta.inode] = entry
+            case RemoveDirectory(inode):
+                self.pending.pop((MakeDirectory, inode), None)
+                self.pending[RemoveDirectory, inode] = entry
+
+    def take_pending(self) -> list[Entry]:
+        """What waits and still matters; nothing waits afterwards."""
+        taken = [entry for entry in self.pending.values() if self.is_needed(entry)]
+        self.pending.clear()
+        return taken
+
+    def put_back(self, entries: Iterable[Entry]) -> None:
+        """They could not be written, and wait again, but for what has a newer one waiting."""
+        newer = self.pending
+        self.pending = {}
+        for entry in entries:
+            if isinstance(entry, MakeDirectory) and (RemoveDirectory, entry.meta.inode) in newer:
+                continue
+            self.queue(entry)
+        self.pending.update(newer)
+
+    def is_needed(self, entry: Entry) -> bool:
+        """Whether this, still to be written, says something about what is on the medium."""
+        match entry:
+            case Put(meta):
+                return meta.generation in self._blocks
+            case Drop(generation):
+                return generation in self.graves
+            case MakeDirectory(meta):
+                return meta.inode not in self.directory_graves
+            case RemoveDirectory(inode):
+                return inode in self.directories
+
+    def add_note(self, entry: Entry, segment: Segment, length_bytes: int) -> None:
+        """A note of this length was written to `segment`."""
+        home = segment.index << _HOME_SHIFT | length_bytes
+        match entry:
+            case Put(meta):
+                segment.remember_note(Put, meta.generation)
+                if meta.generation in self._blocks:
+                    self._leave(self._noted.get(meta.generation, _NO_HOME))
+                    self._noted[meta.generation] = self._arrive(home)
+            case Drop(generation):
+                segment.remember_note(Drop, generation)
+                self._move_grave(self.graves.get(generation), home)
+            case MakeDirectory(meta):
+                segment.remember_note(MakeDirectory, meta.inode)
+                self._move_directory(meta.inode, home, segment.index)
+            case RemoveDirectory(inode):
+                segment.remember_note(RemoveDirectory, inode)
+                directory = self.directories.pop(inode, None)
+                if directory is not None:
+                    self._leave(directory.home)
+                    self.directory_graves[inode] = Grave(0, tuple(directory.holders))
+                self._move_grave(self.directory_graves.get(inode), home)
+
+    def add_holder(self, entry: Entry, segment: Segment) -> None:
+        """It is, or may be, on the medium, though it is not what counts."""
+        if isinstance(entry, MakeDirectory):
+            segment.remember_note(MakeDirectory, entry.meta.inode)
+            directory = self.directories.setdefault(
+                entry.meta.inode, DirectoryHome(_NO_HOME, set())
+            )
+            directory.holders.add(segment.index)
+
+    def _move_grave(self, grave: Grave | None, home: int) -> None:
+        if grave is not None:
+            self._leave(grave.home)
+            grave.home = self._arrive(home)
+
+    def _move_directory(self, inode: int, home: int, segment: int) -> None:
+        directory = self.directories.get(inode)
+        if directory is None:
+            directory = self.directories[inode] = DirectoryHome(_NO_HOME, set())
+        self._leave(directory.home)
+        directory.home = self._arrive(home)
+        directory.holders.add(segment)
+
+    def _arrive(self, home: int) -> int:
+        self.space.add_live(home >> _HOME_SHIFT, home & 0xFFFF_FFFF)
+        return home
+
+    def _leave(self, home: int) -> None:
+        if home != _NO_HOME:
+            self.space.remove_live(home >> _HOME_SHIFT, home & 0xFFFF_FFFF)
+
+    # -- reclaiming
+
+    def live_parts(self, segment: Segment) -> list[tuple[int, int]]:
+        """Generation and part of every record in `segment` that is needed, in its order."""
+        found = {
+            (generation, part)
+            for generation in set(segment.generations)
+            for part in self.parts(generation)
+            if part_segment(part) == segment.index
+        }
+        return sorted(found, key=lambda pair: part_position(pair[1]))
+
+    def live_notes(self, segment: Segment) -> dict[type[Entry], list[int]]:
+        """Kind, and generation or inode, of every note in `segment` that is needed elsewhere."""
+        index = segment.index
+        found: dict[type[Entry], list[int]] = {}
+        for kind, numbers in segment.notes.items():
+            found[kind] = [number for number in set(numbers) if self._is_home(kind, number, index)]
+        return found
+
+    def _is_home(self, kind: type[Entry], number: int, index: int) -> bool:
+        if kind is Put:
+            return self._noted.get(number, _NO_HOME) >> _HOME_SHIFT == index
+        if kind is MakeDirectory:
+            directory = self.directories.get(number)
+            return directory is not None and directory.home >> _HOME_SHIFT == index
+        graves = self.graves if kind is Drop else self.directory_graves
+        grave = graves.get(number)
+        # With the segment itself goes the last record that the note speaks of.
+        return (
+            grave is not None and grave.home >> _HOME_SHIFT == index and grave.holders != (index,)
+        )
+
+    def forget_segment(self, segment: Segment) -> None:
+        """Nothing that was in `segment` can come back: its header is zero on the medium."""
+        index = segment.index
+        for generation in set(segment.generations):
+            self._close_grave(self.graves, generation, index)
+            older = self._older.get(generation)
+            if older is not None and index in older:
+                self._older[generation] = tuple(held for held in older if held != index)
+                if not self._older[generation]:
+                    del self._older[generation]
+        for generation in set(segment.notes.get(Put, ())):
+            if self._noted.get(generation, _NO_HOME) >> _HOME_SHIFT == index:
+                self._leave(self._noted.pop(generation))
+        for inode in set(segment.notes.get(MakeDirectory, ())):
+            self._close_grave(self.directory_graves, inode, index)
+            directory = self.directories.get(inode)
+            if directory is not None:
+                self._forget_directory(inode, directory, index)
+
+    def _forget_directory(self, inode: int, directory: DirectoryHome, index: int) -> None:
+        directory.holders.discard(index)
+        if directory.home >> _HOME_SHIFT == index:
+            self._leave(directory.home)
+            directory.home = _NO_HOME
+        if not directory.holders:
+            del self.directories[inode]
+
+    def _close_grave(self, graves: dict[int, Grave], number: int, index: int) -> None:
+        grave = graves.get(number)
+        if grave is None or index not in grave.holders:
+            return
+        grave.holders = tuple(held for held in grave.holders if held != index)
+        if not grave.holders:
+            self._leave(grave.home)
+            del graves[number]

@@ -1,0 +1,334 @@
+"""One cold device: a log of records in segments, from opening to closing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from ctxfs.core.meta import BlockMeta, Entry, MakeDirectory, Put
+from ctxfs.device.engine import Span
+from ctxfs.errors import BlockNotFound, DeviceError, TierFull
+from ctxfs.ondisk import ledger, record
+from ctxfs.ondisk.layout import ALIGN_BYTES, padded
+from ctxfs.ondisk.record import header_bytes_for
+from ctxfs.tiers.cold_buffers import slice_span
+from ctxfs.tiers.cold_health import Health
+from ctxfs.tiers.cold_index import (
+    ColdIndex,
+    part_data_bytes,
+    part_header_bytes,
+    part_position,
+    part_segment,
+)
+from ctxfs.tiers.cold_reclaim import Describe, Reclaimer
+from ctxfs.tiers.cold_replay import Contents, Replay
+from ctxfs.tiers.cold_requests import block_request, check_frame, note_request
+from ctxfs.tiers.cold_scan import VERIFY_NONE, Scan, ScanCounts
+from ctxfs.tiers.cold_space import FLOOR_WRITE, Segment, Space
+from ctxfs.tiers.cold_volume import ColdDevice, Volume
+from ctxfs.tiers.cold_writer import ColdWriter
+
+# A sequence is the superblock's when the log was opened, then how many segments were begun since:
+# no number comes twice, even where a segment that had the highest was erased.
+_EPOCH_SHIFT: Final = 32
+# So many segments may have to be verified after a crash before a superblock says they are good.
+_UNVERIFIED_SEGMENTS_MAX: Final = 4
+# In the background, segments are made free ahead of need while little has to be carried for it.
+_AHEAD_SHARE: Final = 50  # one in so many
+_AHEAD_LIVE_SHARE: Final = 4  # a victim is at most three of so many parts live
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdStatistics:
+    """One device, in bytes on the medium; counters since start."""
+
+    path: str
+    engine: str
+    state: str  # "ok", "failing" or "lost"
+    capacity_bytes: int  # what blocks and notes may fill
+    live_bytes: int
+    free_bytes: int
+    segments: int
+    free_segments: int
+    blocks: int
+    written_bytes: int
+    read_bytes: int
+    errors: int
+    reclaimed_segments: int
+
+
+class ColdLog:
+    """All of one device but for the choice of which block goes where.
+
+    `recover` comes first. Raises DeviceLost for everything once the device is gone.
+    """
+
+    def __init__(self, device: ColdDevice, volume: Volume, describe: Describe) -> None:
+        self.path = device.path
+        self.health = Health(device.path)
+        self._engine = device.engine
+        self._volume = volume
+        found = volume.current
+        self.space = Space(found.geometry)
+        self.index = ColdIndex(self.space)
+        self._writer = ColdWriter(self._engine, self.health, self.space, self.index, found.uuid)
+        self._reclaimer = Reclaimer(
+            self._engine,
+            self.health,
+            self.space,
+            self.index,
+            self._writer,
+            self._flush,
+            describe,
+            record.make_salt(found.uuid),
+        )
+        self._committing = trio.Lock()
+        self._flushing = trio.Lock()
+        self._reclaiming = trio.Lock()
+        self.pressed = trio.Event()  # few segments are free: `tend` should not wait
+        self._flushed_batches = 0
+        # Every segment of a lower sequence is on the medium.
+        self._good_sequence = 0
+
+    # -- recovery
+
+    async def recover(self) -> tuple[Contents, Replay, ScanCounts]:
+        """Read everything, and make the device ready to be written.
+
+        Raises DeviceError, and the device counts as lost then: what cannot be marked as open must
+        not be written, or the next recovery would trust what it should verify.
+        """
+        try:
+            return await self._recover()
+        except DeviceError as error:
+            self.health.note_trouble(error)
+            self.health.lost = True
+            raise
+
+    async def _recover(self) -> tuple[Contents, Replay, ScanCounts]:
+        found = self._volume.current
+        replay = Replay()
+        verify_from = VERIFY_NONE if found.clean else found.good_sequence
+        scan = Scan(self._engine, self.space, found.uuid, replay, verify_from)
+        await scan.run()
+        await scan.void_torn()
+        # What was read may still be in a volatile cache: from here on it counts as kept.
+        await self._engine.sync()
+        contents = replay.settle(self.index)
+        self.see_stamp(replay.highest_stamp)
+        epoch = max(found.sequence, scan.counts.highest_sequence >> _EPOCH_SHIFT) + 1
+        self._good_sequence = epoch << _EPOCH_SHIFT
+        self._writer.start_with(self._good_sequence)
+        await self._volume.mark_open(self._good_sequence)
+        return contents, replay, scan.counts
+
+    def see_stamp(self, stamp: int) -> None:
+        """Entries up to `stamp` are out there, be it elsewhere."""
+        self._writer.stamp = max(self._writer.stamp, stamp)
+
+    # -- blocks
+
+    async def put(self, meta: BlockMeta, source: Span, data_checksum: int) -> None:
+        """Write a block that is not here. Raises TierFull, DeviceError, BadValue.
+
+        Whatever happens, `source` is not touched any more once this has returned.
+        """
+        self.health.check_writable()
+        self.see_stamp(meta.stamp)
+        frame = check_frame(ledger.encode(Put(meta)), self.space.geometry)
+        cost = self.space.cost_bytes(header_bytes_for(len(frame)), source.length)
+        if cost > self.space.room_bytes:
+            raise TierFull(f"{self.path}: no room for {meta.size} bytes")
+        self.space.claimed_bytes += cost
+        try:
+            await self._make_ready(self.space.reserve_count)
+            request = block_request(meta, source, data_checksum, frame)
+            await self._writer.submit([request])
+        finally:
+            self.space.claimed_bytes -= cost
+        if self._is_pressed():
+            self.pressed.set()
+        if request.error is not None:
+            raise request.error
+
+    async def read(self, generation: int, target: Span) -> None:
+        """The block's bytes, with the zeros behind them, straight into `target`.
+
+        Raises BlockNotFound, DeviceError.
+        """
+        parts = self.index.parts(generation)
+        if not parts:
+            raise BlockNotFound(f"generation {generation} is not in the cold tier")
+        self.health.check_present()
+        if sum(part_data_bytes(part) for part in parts) > target.length:
+            raise ValueError("the target is shorter than the block")
+        segments = [self.space.segments[part_segment(part)] for part in parts]
+        for segment in segments:
+            segment.readers += 1
+        try:
+            await self._read_parts(parts, target)
+        except DeviceError as error:
+            self.health.note_trouble(error)
+            raise
+        finally:
+            self._let_go(segments)
+
+    async def _read_parts(self, parts: Sequence[int], target: Span) -> None:
+        if len(parts) == 1:
+            await self._read_part(parts[0], target, 0)
+            return
+        errors: list[DeviceError] = []
+
+        async def read(part: int, at: int) -> None:
+            try:
+                await self._read_part(part, target, at)
+            except DeviceError as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            at = 0
+            for part in parts:
+                nursery.start_soon(read, part, at)
+                at += part_data_bytes(part)
+        if errors:
+            raise errors[0]
+
+    async def _read_part(self, part: int, target: Span, at: int) -> None:
+        length = part_data_bytes(part)
+        if length:
+            start = self.space.geometry.segment_offset(part_segment(part))
+            offset = start + part_position(part) + part_header_bytes(part)
+            await self._engine.read(offset, slice_span(target, at, length))
+
+    def _let_go(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            segment.readers -= 1
+        self._reclaimer.readers_left.unpark_all()
+
+    def drop(self, generation: int, stamp: int) -> None:
+        """The block's room is free at once; that it is gone is on the medium after a sync."""
+        # Higher than that of any record of it so far, whatever the caller counts.
+        stamp = max(stamp, self._writer.stamp + 1)
+        if self.index.bury(generation, stamp):
+            self.see_stamp(stamp)
+
+    # -- notes
+
+    def note(self, entry: Entry) -> None:
+        """Write this with the next commit. Raises BadValue where it is too long."""
+        check_frame(ledger.encode(entry), self.space.geometry)
+        match entry:
+            case Put(meta) | MakeDirectory(meta):
+                self.see_stamp(meta.stamp)
+            case _:
+                self.see_stamp(entry.stamp)
+        if not self.health.lost:
+            self.index.queue(entry)
+
+    async def sync(self) -> None:
+        """Everything put, noted and dropped before is on the medium. Raises DeviceError."""
+        await self._commit()
+        await self._flush()
+
+    async def _commit(self) -> None:
+        """Write the notes that wait."""
+        async with self._committing:
+            entries = self.index.take_pending()
+            if not entries:
+                return
+            self.health.check_present()
+            request = note_request(entries)
+            cost = 2 * padded(sum(map(len, request.frames))) + 4 * ALIGN_BYTES
+            self.space.claimed_bytes += cost
+            written = False
+            try:
+                await self._make_ready(FLOOR_WRITE)
+                await self._writer.submit([request])
+                written = request.error is None
+            finally:
+                self.space.claimed_bytes -= cost
+                if not written:
+                    self.index.put_back(entries)
+            if request.error is not None:
+                raise request.error
+
+    async def _flush(self) -> None:
+        """What is written is on the medium; whoever comes meanwhile shares the next flush."""
+        wanted = self._writer.batches
+        async with self._flushing:
+            if self._flushed_batches >= wanted:
+                return
+            self.health.check_present()
+            covered = self._writer.batches
+            settled = self._writer.settled_sequence
+            try:
+                await self._engine.sync()
+            except DeviceError as error:
+                self.health.note_failure(error)
+                raise
+            self._flushed_batches = covered
+            self._good_sequence = settled
+
+    # -- room
+
+    async def _make_ready(self, reserve_count: int) -> None:
+        """Reclaim until all that is claimed can be written. Raises TierFull, DeviceError."""
+        # Each round gains something; a bound, since what is gained may be taken by longer headers.
+        for _ in range(2 * len(self.space.segments)):
+            if self.space.ready_bytes(reserve_count) >= 0:
+                return
+            async with self._reclaiming:
+                if self.space.ready_bytes(reserve_count) >= 0:
+                    return
+                victims = self._reclaimer.choose()
+                if victims:
+                    await self._reclaimer.round(victims)
+                elif self._writer.writing:
+                    await self._writer.batch_ended.park()
+                else:
+                    break
+        raise TierFull(f"{self.path}: nothing can be reclaimed")
+
+    def _is_pressed(self) -> bool:
+        ahead = len(self.space.segments) // _AHEAD_SHARE + 1
+        return len(self.space.free) < self.space.reserve_count + ahead
+
+    async def tend(self) -> None:
+        """What is done in the background, from time to time. Raises DeviceError, TierFull."""
+        self.pressed = trio.Event()
+        self.health.check_writable()
+        await self.sync()
+        good = self._good_sequence
+        if good - self._volume.current.good_sequence >= _UNVERIFIED_SEGMENTS_MAX:
+            await self._volume.write(good_sequence=good, clean=False)
+        live_bytes_max = self.space.geometry.content_bytes * 3 // _AHEAD_LIVE_SHARE
+        while self._is_pressed():
+            async with self._reclaiming:
+                victims = self._reclaimer.choose()
+                if not victims or victims[0].live_bytes > live_bytes_max:
+                    return
+                await self._reclaimer.round(victims)
+
+    def statistics(self) -> ColdStatistics:
+        engine = self._engine.statistics()
+        return ColdStatistics(
+            path=self.path,
+            engine=self._engine.name,
+            state=self.health.state,
+            capacity_bytes=self.space.capacity_bytes,
+            live_bytes=self.space.live_bytes,
+            free_bytes=self.space.room_bytes,
+            segments=len(self.space.segments),
+            free_segments=len(self.space.free),
+            blocks=len(self.index),
+            written_bytes=engine.written_bytes,
+            read_bytes=engine.read_bytes,
+            errors=self.health.errors,
+            reclaimed_segments=self._reclaimer.reclaimed,
+        )
+
+    async def close(self) -> None:
+        """Final commit, and the superblock says so. Raises DeviceError."""
+        await self.sync()
+        await self._volume.write(good_sequence=self._writer.next_sequence, clean=True)

@@ -1,0 +1,243 @@
+"""Making segments free: what is live in a victim is carried over, then the victim is erased."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from ctxfs.core.meta import (
+    BlockMeta,
+    DirectoryMeta,
+    Drop,
+    Entry,
+    MakeDirectory,
+    Put,
+    RemoveDirectory,
+)
+from ctxfs.device.engine import Engine
+from ctxfs.errors import DeviceError
+from ctxfs.ondisk import record
+from ctxfs.ondisk.layout import ALIGN_BYTES
+from ctxfs.ondisk.record import Place
+from ctxfs.tiers.cold_buffers import Scratch
+from ctxfs.tiers.cold_health import Health
+from ctxfs.tiers.cold_index import (
+    ColdIndex,
+    part_header_bytes,
+    part_position,
+    part_record_bytes,
+)
+from ctxfs.tiers.cold_requests import DataRequest, carried_request, note_request
+from ctxfs.tiers.cold_space import (
+    FLOOR_CARRY,
+    Segment,
+    SegmentState,
+    Space,
+    choose_victims,
+)
+from ctxfs.tiers.cold_writer import ColdWriter
+
+_CARRY_BYTES: Final = 16 << 20  # read and written at a time, unless one record is longer
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """What the store knows of what is live, now. None: it does not know of it any more."""
+
+    block: Callable[[int], BlockMeta | None]
+    directory: Callable[[int], DirectoryMeta | None]
+
+
+class Reclaimer:
+    """One round at a time, on one device.
+
+    Nothing in a victim is erased before the new copy of what is needed of it is on the medium,
+    and nobody reads from it any more.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        health: Health,
+        space: Space,
+        index: ColdIndex,
+        writer: ColdWriter,
+        flush: Callable[[], Awaitable[None]],
+        describe: Describe,
+        salt: int,
+    ) -> None:
+        self._engine = engine
+        self._health = health
+        self._space = space
+        self._index = index
+        self._writer = writer
+        self._flush = flush
+        self._describe = describe
+        self._salt = salt
+        self._memory = Scratch(ALIGN_BYTES)
+        self._zeros = Scratch(ALIGN_BYTES)
+        self.readers_left = trio.lowlevel.ParkingLot()  # of any segment
+        self.reclaimed = 0
+
+    def choose(self) -> list[Segment]:
+        """Victims from which there is something to gain."""
+        # Carrying splits records, and may need a longer header here and there.
+        live_bytes_max = self._space.geometry.content_bytes * 31 // 32
+        found = choose_victims(self._space.segments, live_bytes_max)
+        opened = self._space.open
+        if found or opened is None or self._writer.writing:
+            return found
+        # Only what is being written is left: it may be dead for the most part.
+        if opened.live_bytes <= min(live_bytes_max, opened.used_bytes // 2):
+            self._space.close_open()
+            return [opened]
+        return []
+
+    async def round(self, victims: Sequence[Segment]) -> None:
+        """Free these segments, or all that can be read of them. Raises DeviceError."""
+        for victim in victims:
+            victim.state = SegmentState.RETIRING
+        try:
+            for victim in victims:
+                if victim.live_bytes:
+                    await self._carry(victim)
+            await self._flush()
+            done = [victim for victim in victims if not victim.unreadable or not victim.live_bytes]
+            for victim in done:
+                while victim.readers:
+                    await self.readers_left.park()
+            with trio.CancelScope(shield=True):
+                await self._erase(done)
+        finally:
+            for victim in victims:
+                if victim.state is SegmentState.RETIRING:
+                    victim.state = SegmentState.CLOSED
+
+    async def _erase(self, victims: Sequence[Segment]) -> None:
+        self._health.check_present()
+        try:
+            for victim in victims:
+                offset = self._space.geometry.segment_offset(victim.index)
+                await self._engine.write(offset, [self._zeros.span(0, ALIGN_BYTES)])
+            await self._engine.sync()
+        except DeviceError as error:
+            self._health.note_failure(error)
+            raise
+        for victim in victims:
+            self._index.forget_segment(victim)
+            self._space.release(victim.index)
+            self.reclaimed += 1
+
+    async def _carry(self, victim: Segment) -> None:
+        parts = self._index.live_parts(victim)
+        while parts:
+            count = _count_within(parts, _CARRY_BYTES)
+            await self._carry_parts(victim, parts[:count])
+            parts = parts[count:]
+        await self._carry_notes(victim)
+
+    async def _carry_parts(self, victim: Segment, parts: Sequence[tuple[int, int]]) -> None:
+        length = sum(part_record_bytes(part) for _, part in parts)
+        if self._memory.length_bytes < length:
+            self._memory = Scratch(max(length, _CARRY_BYTES))
+        requests: list[DataRequest] = []
+        for run, start in _runs(parts):
+            size = sum(part_record_bytes(part) for _, part in run)
+            position = part_position(run[0][1])
+            offset = self._space.geometry.segment_offset(victim.index) + position
+            try:
+                await self._engine.read(offset, self._memory.span(start, size))
+            except DeviceError as error:
+                self._health.note_trouble(error)
+                if self._health.lost:
+                    raise
+                self._give_up(victim, str(error))
+                continue
+            requests += self._requests(victim, run, start)
+        if not requests:
+            return
+        await self._writer.submit(requests)
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+
+    def _requests(
+        self, victim: Segment, run: Sequence[tuple[int, int]], start: int
+    ) -> list[DataRequest]:
+        """What to write of the records that were read to `start` of the memory, one by one."""
+        requests: list[DataRequest] = []
+        for generation, part in run:
+            end = start + part_record_bytes(part)
+            place = Place(self._salt, victim.sequence, part_position(part))
+            found = record.decode(self._memory.view[start:end], place)
+            if found is None:
+                self._give_up(victim, "a record's header has changed")
+            elif part in self._index.parts(generation):
+                header, entries = found
+                stored = next((e.meta for e in entries if isinstance(e, Put)), None)
+                meta = self._describe.block(generation) or stored
+                data = start + part_header_bytes(part)
+                if meta is not None:
+                    source = self._memory.span(data, end - data)
+                    requests.append(carried_request(meta, source, header, part))
+            start = end
+        return requests
+
+    def _give_up(self, victim: Segment, why: str) -> None:
+        if not victim.unreadable:
+            _logger.warning("segment %d stays as it is: %s", victim.index, why)
+        victim.unreadable = True
+
+    async def _carry_notes(self, victim: Segment) -> None:
+        entries: list[Entry] = []
+        for kind, numbers in self._index.live_notes(victim).items():
+            for number in numbers:
+                entry = self._current_note(kind, number)
+                if entry is not None:
+                    entries.append(entry)
+        if not entries:
+            return
+        request = note_request(entries, FLOOR_CARRY)
+        await self._writer.submit([request])
+        if request.error is not None:
+            raise request.error
+
+    def _current_note(self, kind: type[Entry], number: int) -> Entry | None:
+        if kind is Put:
+            block = self._describe.block(number)
+            return Put(block) if block is not None else None
+        if kind is MakeDirectory:
+            directory = self._describe.directory(number)
+            return MakeDirectory(directory) if directory is not None else None
+        if kind is Drop:
+            return Drop(number, self._index.graves[number].stamp)
+        return RemoveDirectory(number, self._index.directory_graves[number].stamp)
+
+
+def _count_within(parts: Sequence[tuple[int, int]], length_bytes: int) -> int:
+    """How many of the first parts are at most so long together; one at least."""
+    total = 0
+    for count, (_, part) in enumerate(parts):
+        total += part_record_bytes(part)
+        if total > length_bytes and count:
+            return count
+    return len(parts)
+
+
+def _runs(parts: Sequence[tuple[int, int]]) -> list[tuple[list[tuple[int, int]], int]]:
+    """Neighbouring records, to be read at once, and where in memory each such run goes."""
+    runs: list[tuple[list[tuple[int, int]], int]] = []
+    at = 0
+    following = -1
+    for pair in parts:
+        position = part_position(pair[1])
+        if position != following:
+            runs.append(([], at))
+        runs[-1][0].append(pair)
+        following = position + part_record_bytes(pair[1])
+        at += part_record_bytes(pair[1])
+    return runs

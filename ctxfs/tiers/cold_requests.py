@@ -1,0 +1,136 @@
+"""What the log of a cold device is asked to write, and how it is cut into records."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from ctxfs.core.meta import BlockMeta, Entry, Put
+from ctxfs.device.engine import Span
+from ctxfs.errors import BadValue
+from ctxfs.ondisk import ledger
+from ctxfs.ondisk.layout import Geometry
+from ctxfs.ondisk.record import FRAMES_AT, RecordHeader, header_bytes_for
+from ctxfs.tiers.cold_space import FLOOR_CARRY, FLOOR_WRITE
+
+
+class Group:
+    """Requests that one caller waits for."""
+
+    def __init__(self) -> None:
+        self.left = 0  # how many are not finished
+        self.wake = trio.Event()  # all are finished, or this caller is to write now
+        self.appointed = False  # the latter
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """One thing to write. `taken`: it lies partly on the device, and is carried to its end."""
+
+    floor: int = FLOOR_WRITE
+    group: Group | None = None
+    taken: bool = False
+    placed: bool = False  # all of it has its place
+    error: Exception | None = None
+
+    def finish(self, error: Exception | None = None) -> None:
+        """No more will be written for it; `error` where it is not (all) on the device."""
+        if error is not None and self.error is None:
+            self.error = error
+        group, self.group = self.group, None
+        if group is not None:
+            group.left -= 1
+            if not group.left:
+                group.wake.set()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class DataRequest(Request):
+    """A block, or a part of one that is carried over.
+
+    `source` is padded; `content_length` bytes of it count, and they begin at `content_offset` of
+    the block. `data_checksum`: of all of `source`.
+    """
+
+    meta: BlockMeta
+    source: Span
+    content_offset: int
+    content_length: int
+    data_checksum: int
+    frames: bytes
+    replaces: int | None = None  # the part that is carried over
+    stamp: int = 0  # the highest in any record of it
+    placed_bytes: int = 0  # of `source`
+    parts: list[int] = field(default_factory=list)  # as ColdIndex keeps them
+    tried: set[int] = field(default_factory=set)  # segments
+
+    @property
+    def header_bytes(self) -> int:
+        return header_bytes_for(len(self.frames))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class NoteRequest(Request):
+    """Entries without data, in any number."""
+
+    entries: Sequence[Entry]
+    frames: Sequence[bytes]
+    next: int = 0  # the first that has no place yet
+
+
+_NOTE_BYTES: Final = 64 << 10  # about what one note record holds, so that none wastes much
+
+
+def take_frames(frames: Sequence[bytes], start: int, room_bytes: int) -> int:
+    """How many frames from `start` on go into one note record of at most `room_bytes`."""
+    length = FRAMES_AT
+    count = 0
+    for at in range(start, len(frames)):
+        length += len(frames[at])
+        if length > room_bytes or (count and length > _NOTE_BYTES):
+            break
+        count += 1
+    return count
+
+
+def check_frame(frame: bytes, geometry: Geometry) -> bytes:
+    """The frame itself. Raises BadValue where no record header of this device takes it."""
+    if header_bytes_for(len(frame)) > geometry.header_bytes_max:
+        raise BadValue(
+            f"key and attributes take {len(frame)} bytes; "
+            f"the cold tier keeps {geometry.header_bytes_max - FRAMES_AT}"
+        )
+    return frame
+
+
+def block_request(meta: BlockMeta, source: Span, data_checksum: int, frame: bytes) -> DataRequest:
+    """A whole block."""
+    return DataRequest(
+        meta=meta,
+        source=source,
+        content_offset=0,
+        content_length=meta.size,
+        data_checksum=data_checksum,
+        frames=frame,
+    )
+
+
+def carried_request(meta: BlockMeta, source: Span, former: RecordHeader, part: int) -> DataRequest:
+    """What the record `former`, at `part`, held; its data lies in `source`."""
+    return DataRequest(
+        meta=meta,
+        source=source,
+        content_offset=former.part_offset,
+        content_length=former.part_length,
+        data_checksum=former.data_checksum,
+        replaces=part,
+        frames=ledger.encode(Put(meta)),
+        floor=FLOOR_CARRY,
+    )
+
+
+def note_request(entries: Sequence[Entry], floor: int = FLOOR_WRITE) -> NoteRequest:
+    return NoteRequest(
+        entries=entries, frames=[ledger.encode(entry) for entry in entries], floor=floor
+    )

@@ -1,0 +1,150 @@
+"""A cold tier on memory, and a model of what it should hold."""
+
+import random
+from dataclasses import replace
+
+import xxhash
+
+from ctxfs.core.meta import BlockMeta, DirectoryMeta, MakeDirectory, Put, RemoveDirectory
+from ctxfs.ondisk.layout import SEGMENTS_OFFSET, padded
+from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
+from ctxfs.tiers.cold_buffers import Scratch
+from tests.fakes import MemoryEngine
+
+SEGMENT = 128 << 10
+
+
+def engine(segments: int = 16, *, segment_bytes: int = SEGMENT, seed: int = 0) -> MemoryEngine:
+    return MemoryEngine(SEGMENTS_OFFSET + segments * segment_bytes, seed=seed)
+
+
+def content(generation: int, size: int) -> bytes:
+    return random.Random(generation).randbytes(size)
+
+
+def meta(generation: int, stamp: int, size: int, key: bytes | None = None) -> BlockMeta:
+    return BlockMeta(
+        generation=generation,
+        stamp=stamp,
+        key=b"block/%d" % generation if key is None else key,
+        size=size,
+        digest=xxhash.xxh3_128_digest(content(generation, size)),
+        mode=0o644,
+        uid=1000,
+        gid=100,
+        created_ns=1,
+        mtime_ns=2,
+        atime_ns=3,
+    )
+
+
+def directory(inode: int, stamp: int) -> DirectoryMeta:
+    return DirectoryMeta(
+        inode=inode, stamp=stamp, key=b"prefix/%d" % inode, mode=0o755, uid=0, gid=0, mtime_ns=0
+    )
+
+
+class Rig:
+    """A tier and what its store would know of it."""
+
+    def __init__(self, *engines: MemoryEngine, segment_bytes: int | None = SEGMENT) -> None:
+        self.engines = list(engines)
+        self.segment_bytes = segment_bytes
+        self.blocks: dict[int, BlockMeta] = {}
+        self.directories: dict[int, DirectoryMeta] = {}
+        self.stamp = 0
+        self.number = 0
+        self.tier: ColdTier
+        self.recovered: Recovered
+
+    async def open(self, *, format: bool = False) -> Recovered:
+        devices = [
+            ColdDevice(f"memory{at}", engine, format=format, segment_bytes=self.segment_bytes)
+            for at, engine in enumerate(self.engines)
+        ]
+        self.tier = await ColdTier.open(
+            devices, describe=self.blocks.get, describe_directory=self.directories.get
+        )
+        self.recovered = await self.tier.recover()
+        self.blocks.clear()
+        self.blocks.update(self.recovered.blocks)
+        self.directories.clear()
+        self.directories.update({found.inode: found for found in self.recovered.directories})
+        self.stamp = max(self.stamp, self.recovered.highest_stamp)
+        self.number = max(self.number, self.recovered.highest_number)
+        return self.recovered
+
+    async def crash(self) -> Recovered:
+        self.engines = [engine.crash() for engine in self.engines]
+        return await self.open()
+
+    async def restart(self) -> Recovered:
+        await self.tier.close()
+        self.engines = [engine.reopen() for engine in self.engines]
+        return await self.open()
+
+    def next_stamp(self) -> int:
+        self.stamp += 1
+        return self.stamp
+
+    def next_number(self) -> int:
+        self.number += 1
+        return self.number
+
+    async def put(self, size: int, key: bytes | None = None) -> int:
+        generation = self.next_number()
+        await self.put_again(meta(generation, self.next_stamp(), size, key))
+        return generation
+
+    async def put_again(self, block: BlockMeta) -> None:
+        memory = Scratch(max(4096, padded(block.size)))
+        memory.view[: block.size] = content(block.generation, block.size)
+        self.blocks[block.generation] = block
+        try:
+            await self.tier.put(block, memory.span(0, padded(block.size)))
+        except BaseException:
+            del self.blocks[block.generation]
+            raise
+
+    async def get(self, generation: int, size: int) -> bytes:
+        memory = Scratch(max(4096, padded(size)))
+        memory.view[:] = b"\xff" * memory.length_bytes
+        await self.tier.get(generation, memory.span(0, padded(size)))
+        assert not any(memory.view[size : padded(size)])
+        return bytes(memory.view[:size])
+
+    async def check(self, generation: int) -> None:
+        size = self.blocks[generation].size
+        assert await self.get(generation, size) == content(generation, size)
+
+    def drop(self, generation: int) -> None:
+        self.blocks.pop(generation, None)
+        self.tier.drop(generation, self.next_stamp())
+
+    def change(self, generation: int, **changes: object) -> BlockMeta:
+        changed = replace(self.blocks[generation], stamp=self.next_stamp(), **changes)  # type: ignore[arg-type]
+        self.blocks[generation] = changed
+        self.tier.note(Put(changed))
+        return changed
+
+    def make_directory(self) -> int:
+        inode = self.next_number()
+        self.directories[inode] = directory(inode, self.next_stamp())
+        self.tier.note(MakeDirectory(self.directories[inode]))
+        return inode
+
+    def remove_directory(self, inode: int) -> None:
+        del self.directories[inode]
+        self.tier.note(RemoveDirectory(inode, self.next_stamp()))
+
+    def check_accounts(self) -> None:
+        """What is counted is what is there."""
+        for log in self.tier._logs:
+            space = log.space
+            assert space.live_bytes == sum(segment.live_bytes for segment in space.segments)
+            assert all(segment.live_bytes >= 0 for segment in space.segments)
+            assert space.claimed_bytes == 0
+            assert all(segment.readers == 0 for segment in space.segments)
+            records = sum(log.index.physical_bytes(generation) for generation in self.blocks)
+            assert records <= space.live_bytes <= space.capacity_bytes
+            assert len(set(space.free)) == len(space.free)

@@ -1,0 +1,220 @@
+"""Any sequence of puts, drops, changes, failures, crashes and restarts, against a model.
+
+What the model knows of a block: every version of its attributes since the last sync, or that it
+may or must not be there. After a crash each block must be one of the versions it may be, with the
+right bytes.
+"""
+
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import trio
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ctxfs.core.meta import BlockMeta
+from ctxfs.errors import DeviceError, TierFull
+from tests.tiers.cold_rig import SEGMENT, Rig, engine, meta
+
+_SIZES = st.one_of(
+    st.sampled_from([0, 1, 4096, SEGMENT, 2 * SEGMENT + 1]), st.integers(0, SEGMENT // 2)
+)
+
+
+class ColdMachine(RuleBasedStateMachine):
+    """`self.rig.blocks` is what is live; `self.allowed` what a crash may make of each generation:
+    versions of its attributes, and None for gone."""
+
+    @initialize(seed=st.integers(0, 2**32 - 1), devices=st.integers(1, 2))
+    def begin(self, seed: int, devices: int) -> None:
+        self.random = random.Random(seed)
+        self.rig = Rig(*(engine(10, seed=seed + at) for at in range(devices)))
+        self.allowed: dict[int, list[BlockMeta | None]] = {}
+        self.allowed_directories: dict[int, set[int | None]] = {}
+        self.run(self.rig.open)
+
+    def run(self, call: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+        return trio.run(call, *args)
+
+    def _pick(self) -> int:
+        return self.random.choice(sorted(self.rig.blocks))
+
+    @rule(size=_SIZES, shared=st.booleans())
+    def put(self, size: int, shared: bool) -> None:
+        key = b"shared" if shared and not self._holds_shared() else None
+        generation = self.rig.next_number()
+        block = meta(generation, self.rig.next_stamp(), size, key)
+        self.allowed[generation] = [None, block]
+        try:
+            self.run(self.rig.put_again, block)
+        except (TierFull, DeviceError):
+            assert generation not in self.rig.blocks
+            self.allowed[generation] = [None, block]
+
+    def _holds_shared(self) -> bool:
+        return any(block.key == b"shared" for block in self.rig.blocks.values())
+
+    @rule(sizes=st.lists(st.integers(0, 30_000), min_size=2, max_size=8))
+    def put_several_at_once(self, sizes: list[int]) -> None:
+        blocks = [meta(self.rig.next_number(), self.rig.next_stamp(), size) for size in sizes]
+
+        async def put(block: BlockMeta) -> None:
+            self.allowed[block.generation] = [None, block]
+            try:
+                await self.rig.put_again(block)
+            except (TierFull, DeviceError):
+                pass
+
+        async def put_all() -> None:
+            async with trio.open_nursery() as nursery:
+                for block in blocks:
+                    nursery.start_soon(put, block)
+                nursery.start_soon(self._sync_or_not)
+
+        self.run(put_all)
+
+    async def _sync_or_not(self) -> None:
+        try:
+            await self.rig.tier.sync()
+        except (DeviceError, TierFull):
+            pass
+
+    @precondition(lambda self: self.rig.blocks)
+    @rule()
+    def drop(self) -> None:
+        generation = self._pick()
+        self.rig.drop(generation)
+        self.allowed[generation].append(None)
+
+    @precondition(lambda self: self.rig.blocks)
+    @rule(count=st.integers(2, 30))
+    def drop_many(self, count: int) -> None:
+        for _ in range(min(count, len(self.rig.blocks))):
+            self.drop()
+
+    @precondition(lambda self: self.rig.blocks)
+    @rule(deadline=st.integers(1, 100))
+    def change(self, deadline: int) -> None:
+        generation = self._pick()
+        changed = self.rig.change(generation, expires_ns=deadline)
+        self.allowed[generation].append(changed)
+
+    @rule()
+    def make_directory(self) -> None:
+        inode = self.rig.make_directory()
+        self.allowed_directories[inode] = {None, inode}
+
+    @precondition(lambda self: self.rig.directories)
+    @rule()
+    def remove_directory(self) -> None:
+        inode = self.random.choice(sorted(self.rig.directories))
+        self.rig.remove_directory(inode)
+        self.allowed_directories[inode].add(None)
+
+    @rule()
+    def sync(self) -> None:
+        try:
+            self.run(self.rig.tier.sync)
+        except (DeviceError, TierFull):
+            return
+        self._everything_is_kept()
+
+    def _everything_is_kept(self) -> None:
+        self.allowed = {
+            generation: [self.rig.blocks.get(generation)] for generation in self.allowed
+        }
+        self.allowed_directories = {
+            inode: {inode if inode in self.rig.directories else None}
+            for inode in self.allowed_directories
+        }
+
+    @rule()
+    def fill_up(self) -> None:
+        try:
+            while True:
+                generation = self.rig.number + 1
+                self.allowed[generation] = [None]
+                self.run(self.rig.put, 50_000)
+                self.allowed[generation].append(self.rig.blocks[generation])
+        except (TierFull, DeviceError):
+            pass
+
+    @rule(share=st.sampled_from([0.02, 0.3]), what=st.sampled_from(["read", "write", "sync"]))
+    def fail_sometimes(self, share: float, what: str) -> None:
+        for device in self.rig.engines:
+            setattr(device, f"fail_{what}", lambda offset: self.random.random() < share)
+
+    @rule()
+    def work_again(self) -> None:
+        for device in self.rig.engines:
+            device.fail_read = device.fail_write = device.fail_sync = lambda offset: False
+
+    @rule()
+    def crash(self) -> None:
+        self.run(self.rig.crash)
+        self._check_recovered()
+
+    @rule(writes=st.integers(0, 12), sizes=st.lists(st.integers(0, 60_000), max_size=12))
+    def lose_power_in_the_middle(self, writes: int, sizes: list[int]) -> None:
+        for device in self.rig.engines:
+            device.writes_left = writes
+        if sizes:
+            self.put_several_at_once(sizes)
+        self.crash()
+
+    @rule()
+    def restart(self) -> None:
+        self.work_again()
+        self.run(self.rig.restart)
+        self._everything_stays()
+
+    def _everything_stays(self) -> None:
+        # `restart` synced all there was before it recovered, unless the notes found no room.
+        self._check_recovered()
+
+    def _check_recovered(self) -> None:
+        recovered = self.rig.recovered
+        for generation, allowed in self.allowed.items():
+            found = recovered.blocks.get(generation)
+            assert found in allowed, f"{generation}: {found} is none of {allowed}"
+        assert set(recovered.blocks) <= set(self.allowed)
+        found_directories = {directory.inode for directory in recovered.directories}
+        for inode, choices in self.allowed_directories.items():
+            assert (inode if inode in found_directories else None) in choices
+        for generation in recovered.blocks:
+            self.run(self.rig.check, generation)
+        # What was found is on the medium: `recover` has flushed it.
+        self._after_recovery()
+
+    def _after_recovery(self) -> None:
+        self.allowed = {
+            generation: [self.rig.blocks.get(generation)] for generation in self.allowed
+        }
+        self.allowed_directories = {
+            inode: {inode if inode in self.rig.directories else None}
+            for inode in self.allowed_directories
+        }
+
+    @invariant()
+    def accounts_are_right(self) -> None:
+        if hasattr(self, "rig"):
+            self.rig.check_accounts()
+
+    @invariant()
+    def some_block_reads_right(self) -> None:
+        if hasattr(self, "rig") and self.rig.blocks:
+            try:
+                self.run(self.rig.check, self._pick())
+            except DeviceError:
+                pass
+
+
+TestColdMachine = ColdMachine.TestCase
+TestColdMachine.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
