@@ -59,11 +59,12 @@ def test_functions_fit_on_a_screen() -> None:
 
 
 def test_lines_fit_side_by_side() -> None:
+    # A word to a checker at the end is not counted, as ruff does not: it cannot be elsewhere.
     wide = [
         f"{source}:{number}"
         for source in sources()
         for number, line in enumerate(source.text.splitlines(), 1)
-        if len(line) > LINE_MAX
+        if len(re.sub(r"\s*# (type: ignore\[|noqa: ).*", "", line)) > LINE_MAX
     ]
     assert wide == []
 
