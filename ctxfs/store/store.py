@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import os
 from collections.abc import Iterator
@@ -45,16 +46,25 @@ class NewOwner:
     mode: int
 
 
+class Way(enum.Enum):
+    """How a client's reads come to the bytes, where the kernel can be lent the file."""
+
+    UNSAID = enum.auto()  # a channel that never lends, or one of our own
+    KEPT = enum.auto()  # the kernel asks, and caches what it is told
+    LENT = enum.auto()  # the kernel reads the hot file itself
+
+
 class Handle:
     """One open description. Holds a lease on the block's bytes until `Store.release`."""
 
-    __slots__ = ("block", "file", "owner", "writable", "wrote")
+    __slots__ = ("block", "file", "owner", "way", "writable", "wrote")
 
     def __init__(self, block: Block, file: HotFile, owner: int, *, writable: bool) -> None:
         self.block = block
         self.file = file
         self.owner = owner
         self.writable = writable
+        self.way = Way.UNSAID
         self.wrote = False
 
 
@@ -361,7 +371,8 @@ class Store:
         """Whether opening for writing goes on with this generation, or starts a new one.
 
         It goes on while its own process has it open for writing, or nobody else could see it, or
-        nobody else opened it since it was published.
+        nobody else opened it since it was published. While the kernel has been lent its file, it
+        takes no other kind of open.
         """
         writing = block.writing
         if writing is not None and not block.published:
@@ -373,6 +384,8 @@ class Store:
         if block.state is not State.SEALED or flags & os.O_TRUNC:
             return False
         if self.catalog.is_cold(block) or self.mover.is_moving(block):
+            return False
+        if self._hot.is_lent(block.generation):
             return False
         return self.catalog.fresh.get(block.generation) == owner
 
@@ -400,6 +413,31 @@ class Store:
         block.writing.writers += 1
         return Handle(block, file, owner, writable=True)
 
+    # -- lending hot files to the kernel
+
+    def lend(self, handle: Handle) -> int | None:
+        """Return the descriptor of the hot file if the kernel may serve this open by itself.
+
+        Only of a block that is sealed, and only while no other open of it goes through us. To be
+        called once for each open of a client, by a channel that can lend.
+        """
+        file, block = handle.file, handle.block
+        if file.lent or (block.state is State.SEALED and not file.kept):
+            handle.way = Way.LENT
+            file.lent += 1
+            self.catalog.counters.opens_lent += 1
+            return file.fd
+        self.keep(handle)
+        return None
+
+    def keep(self, handle: Handle) -> None:
+        """The kernel asks us for this open; also after a file could not be lent after all."""
+        if handle.way is Way.LENT:
+            self.catalog.counters.opens_lent -= 1
+            handle.file.lent -= 1
+        handle.way = Way.KEPT
+        handle.file.kept += 1
+
     # -- bytes
 
     def read(self, handle: Handle, offset: int, length: int) -> bytes | memoryview:
@@ -412,7 +450,7 @@ class Store:
             return b""
         return handle.file.mapping().view[offset:end]
 
-    async def write(self, handle: Handle, offset: int, data: bytes) -> int:
+    async def write(self, handle: Handle, offset: int, data: bytes | memoryview) -> int:
         """Write all of `data`. Raises TierFull, NotPermitted."""
         block, file = handle.block, handle.file
         if offset + len(data) > self.block_bytes_max:
@@ -495,6 +533,8 @@ class Store:
         """The open description is gone: give up the lease; seal after the last writer."""
         block = handle.block
         block.opens -= 1
+        handle.file.lent -= handle.way is Way.LENT
+        handle.file.kept -= handle.way is Way.KEPT
         self._hot.release(handle.file)
         writing = block.writing
         if handle.writable and writing is not None:
@@ -543,6 +583,8 @@ class Store:
 
     async def _seal(self, block: Block) -> None:
         """Compute the digest; from there on the block is immutable."""
+        if block.is_gone:
+            return  # since it was closed
         try:
             file = self._hot.acquire(block.generation)
         except FileNotFoundError:

@@ -24,8 +24,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=missing))
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test that mounts through both channels, the slow ones through the direct one."""
+    if "channel" not in metafunc.fixturenames:
+        return
+    channels = [os.environ["CTXFS_TEST_CHANNEL"]] if "CTXFS_TEST_CHANNEL" in os.environ else None
+    if channels is None:
+        is_slow = metafunc.definition.get_closest_marker("slow") is not None
+        channels = ["direct"] if is_slow else ["direct", "pyfuse3"]
+    metafunc.parametrize("channel", channels, scope="module")
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+def start(channel: str, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Start daemons with other settings than the usual; all are ended with the test."""
     with ExitStack() as stack:
         count = 0
@@ -35,7 +46,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
             count += 1
             base = tmp_path / f"daemon{count}"
             base.mkdir()
-            return stack.enter_context(Daemon(base, **settings))
+            return stack.enter_context(Daemon(base, **{"channel": channel, **settings}))
 
         yield start_daemon
 
@@ -53,9 +64,10 @@ def daemon(start: Callable[..., Daemon]) -> Daemon:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def shared(channel: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with 256 MiB of hot tier alone, for all tests of a file."""
-    with Daemon(tmp_path_factory.mktemp("shared"), hot="256MiB") as one:
+    base = tmp_path_factory.mktemp("shared")
+    with Daemon(base, hot="256MiB", channel=channel) as one:
         yield one
 
 
