@@ -292,11 +292,11 @@ class Store:
                 await self._copy(base, block, file)
         except BaseException:
             block.opens -= 1
-            self._hot.release(file)
+            self.mover.release_file(file)
             self.catalog.drop(block)
             raise
         block.opens -= 1
-        self._hot.release(file)
+        self.mover.release_file(file)
         return block
 
     async def _copy(self, base: Block, block: Block, file: HotFile) -> None:
@@ -458,12 +458,13 @@ class Store:
         try:
             if size != file.size:
                 self._hot.truncate(file, size)
+                self.mover.lease_ended()
                 writing.epoch += 1
                 writing.changed = True
             self._grown(block, file)
         finally:
             if handle is None:
-                self._hot.release(file)
+                self.mover.release_file(file)
         if handle is not None:
             handle.wrote = True
 
@@ -495,7 +496,7 @@ class Store:
         """The open description is gone: give up the lease; seal after the last writer."""
         block = handle.block
         block.opens -= 1
-        self._hot.release(handle.file)
+        self.mover.release_file(handle.file)
         writing = block.writing
         if handle.writable and writing is not None:
             writing.writers -= 1
@@ -563,7 +564,7 @@ class Store:
             block.size, block.hot_bytes = file.size, file.physical_bytes
             self.catalog.sealed(block, result)
         finally:
-            self._hot.release(file)
+            self.mover.release_file(file)
         self.catalog.set_expiry(block, block.expires_ns)
         await self._place(block)
         self.mover.lease_ended()
@@ -633,7 +634,7 @@ class Store:
                 if writing.epoch == epoch:
                     return
         finally:
-            self._hot.release(file)
+            self.mover.release_file(file)
 
     # -- names change
 
@@ -646,6 +647,7 @@ class Store:
             raise BlockExists(repr(name))
         if old is not source:
             self.catalog.publish(source, directory, name)
+            self.mover.lease_ended()  # what was temporary may go for room now
 
     def exchange(self, first: Block, second: Block) -> None:
         """Swap the names of two published blocks."""

@@ -8,7 +8,7 @@ tmpfs carries the same limit, as a second line.
 import contextlib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +95,15 @@ class HotTier:
     def room_bytes(self) -> int:
         """What may still be reserved; negative when the journal has grown over the edge."""
         return self.capacity_bytes - self.used_bytes - self.reserved_bytes
+
+    @property
+    def block_capacity_bytes(self) -> int:
+        """What one block could take if it were alone."""
+        return self.capacity_bytes - (self.used_bytes - self._blocks_bytes)
+
+    def holds_removed(self, *, but: Collection[int]) -> bool:
+        """Whether files are unlinked and open, other than these: their room is to come back."""
+        return any(file.removed and file.generation not in but for file in self._open.values())
 
     def try_reserve(self, need_bytes: int) -> bool:
         """Set room aside, if there is."""
