@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 import trio
 
-from ctxfs.codec.digest import digest
+from ctxfs.codec.digest import digest, digest_of_pieces
 from ctxfs.core.block import Block, Directory, State
 from ctxfs.core.eviction import choose
 from ctxfs.core.key import is_temporary
@@ -152,20 +153,29 @@ class Mover:
 
     async def _free_or_wait(self, need_bytes: int, asked_at: float) -> None:
         changed = self._changed
-        victims = self._victims(need_bytes, strict=True)
-        if not victims and (victims := self._victims(need_bytes, strict=False)):
+        stuck: set[int] = set()
+        if await self._free(need_bytes, stuck, strict=True):
+            return
+        if self._victims(need_bytes, strict=False, but=stuck):
             # Nothing but new temporary files: those that are renamed in time may go then.
             grace_s = min(TEMPORARY_GRACE_S, self.limits.room_wait_s / 2)
             with trio.move_on_at(asked_at + grace_s):
                 await changed.wait()
                 return
-            victims = self._victims(need_bytes, strict=False)
-        if victims and await self._leave_hot_all(victims):
-            return
+            if await self._free(need_bytes, stuck, strict=False):
+                return
         if not self._may_change():
             self._catalog.counters.no_space += 1
             raise TierFull("the hot tier is full and nothing in it may go")
         await changed.wait()
+
+    async def _free(self, need_bytes: int, stuck: set[int], *, strict: bool) -> bool:
+        """Let what may go leave; True if anything did. What could not is added to `stuck`."""
+        while victims := self._victims(need_bytes, strict=strict, but=stuck):
+            if await self._leave_hot_all(victims):
+                return True
+            stuck.update(block.generation for block in victims)
+        return False
 
     def _may_change(self) -> bool:
         """Whether room may come back by itself: something moves, is written, or is open."""
@@ -187,12 +197,12 @@ class Mover:
             return False
         return self._cold is not None or self.may_evict(block, now_ns)
 
-    def _victims(self, need_bytes: int, *, strict: bool) -> list[Block]:
+    def _victims(self, need_bytes: int, *, strict: bool, but: Container[int] = ()) -> list[Block]:
         now = self._catalog.clock()
         demotes = self._cold is not None and self._cold.takes_blocks
 
         def may_go(block: Block) -> bool:
-            if block.opens or block.generation in self._moving:
+            if block.opens or block.generation in self._moving or block.generation in but:
                 return False
             if block.placement is Placement.HOT:
                 return False
@@ -275,7 +285,8 @@ class Mover:
         assert self._cold is not None
         meta = block.meta(self._catalog.names.key_of(block), self._catalog.clock())
         with self._hot_file(block) as file:
-            await self.put_cold(meta, file.span())
+            async with readable_span(file) as span:
+                await self.put_cold(meta, span)
         if block.is_gone:
             self._cold.drop(block.generation, self._catalog.new_stamp())
             raise BlockNotFound("it went away while it was moved")
@@ -499,7 +510,20 @@ class Mover:
 
 async def content_digest(file: HotFile) -> bytes:
     """Return the digest of a file that nobody changes, in a thread when that pays."""
+    if file.has_holes():
+        return await trio.to_thread.run_sync(lambda: digest_of_pieces(file.pieces()))
     view = file.mapping().view
     if file.size <= DIGEST_INLINE_BYTES:
         return digest(view)
     return await trio.to_thread.run_sync(digest, view)
+
+
+@contextlib.asynccontextmanager
+async def readable_span(file: HotFile) -> AsyncIterator[Span]:
+    """Give the content of a file that nobody changes as memory; with holes, a copy of it."""
+    if not file.has_holes():
+        yield file.span()
+        return
+    with Mapping(ANONYMOUS, file.size) as copy:
+        await trio.to_thread.run_sync(os.preadv, file.fd, [copy.view], 0)
+        yield copy.span(0, file.size)

@@ -24,7 +24,7 @@ from ctxfs.errors import (
     TierFull,
 )
 from ctxfs.store.catalog import Catalog
-from ctxfs.store.mover import Mover, content_digest
+from ctxfs.store.mover import Mover, content_digest, readable_span
 from ctxfs.tiers.hot import HotFile
 
 log = logging.getLogger(__name__)
@@ -405,7 +405,7 @@ class Store:
     def read(self, handle: Handle, offset: int, length: int) -> bytes | memoryview:
         """Return up to `length` bytes; a view of the hot file where it cannot change."""
         self.catalog.counters.read_bytes += length
-        if handle.block.writing is not None:
+        if handle.block.writing is not None or handle.file.has_holes():
             return os.pread(handle.file.fd, length, offset)
         end = min(offset + length, handle.file.size)
         if offset >= end:
@@ -420,23 +420,28 @@ class Store:
         need = self._hot.growth_ceiling(file, offset, len(data))
         await self.mover.reserve(need, file)
         try:
-            writing = block.writing
-            if writing is None:
-                raise NotPermitted("the block is sealed")
             try:
-                done = self._hot.write(file, offset, data)
+                done = await self._write(block, file, offset, data)
             except TierFull:
                 # Large pages took more than was reserved; the kernel's limit spoke first.
                 await self.mover.reserve(SPARE_BYTES, file)
                 self._hot.unreserve(SPARE_BYTES)
-                done = self._hot.write(file, offset, data)
-            writing.epoch += 1
-            writing.changed = True
+                done = await self._write(block, file, offset, data)
         finally:
             self._hot.unreserve(need)
             self._grown(block, file)
         handle.wrote = True
         self.catalog.counters.written_bytes += done
+        return done
+
+    async def _write(self, block: Block, file: HotFile, offset: int, data: bytes) -> int:
+        await self._thawed(block)  # fsync reads from a mapping, which writing takes away
+        writing = block.writing
+        if writing is None:
+            raise NotPermitted("the block is sealed")
+        done = self._hot.write(file, offset, data)
+        writing.epoch += 1
+        writing.changed = True
         return done
 
     def _grown(self, block: Block, file: HotFile) -> None:
@@ -625,7 +630,8 @@ class Store:
                     size=file.size,
                 )
                 with self._freeze(block):
-                    await self.mover.put_cold(shadow, file.span())
+                    async with readable_span(file) as span:
+                        await self.mover.put_cold(shadow, span)
                 if block.state is not State.WRITING or block.writing is not writing:
                     self._cold.drop(shadow.generation, self.catalog.new_stamp())
                     return
