@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import AsyncIterator, Container, Iterator
 from dataclasses import dataclass, field
 
 import trio
