@@ -503,8 +503,7 @@ class Operations:
 
     async def fsync_directory(self) -> None:
         """Return when names and attributes are on the cold tier's medium."""
-        if self._catalog.cold is not None:
-            await self._catalog.cold.sync()
+        await self._store.sync_names()
 
     # -- names
 

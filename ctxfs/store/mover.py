@@ -254,6 +254,12 @@ class Mover:
         self.evict(block)
         return True
 
+    async def wait_landed(self) -> None:
+        """Return when what is on its way to the cold tier now has arrived."""
+        pending = self._moving - self._flights.keys()
+        while pending := pending & self._moving:
+            await self._changed.wait()
+
     def is_moving(self, block: Block) -> bool:
         """Whether a copy of it is being made."""
         return block.generation in self._moving

@@ -610,6 +610,13 @@ class Store:
             await self._sync_writing(block, block.writing)
         await self._cold.sync()
 
+    async def sync_names(self) -> None:
+        """Return when names and attributes as they are now are on the cold tier's medium."""
+        if self._cold is not None:
+            # A record on its way has the name, or is of the block, that was there before.
+            await self.mover.wait_landed()
+            await self._cold.sync()
+
     async def _sync_writing(self, block: Block, writing: Writing) -> None:
         """Write the content as it is now, as a shadow that sealing replaces."""
         assert self._cold is not None

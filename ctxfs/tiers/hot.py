@@ -8,7 +8,7 @@ tmpfs carries the same limit, as a second line.
 import contextlib
 import errno
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,16 @@ def physical_ceiling(length: int, unit: int = PAGE_BYTES) -> int:
 class HotFile:
     """The bytes of one block, open. `leases` counts those who use it."""
 
-    __slots__ = ("_mapping", "fd", "generation", "leases", "physical_bytes", "removed", "size")
+    __slots__ = (
+        "_mapping",
+        "dense",
+        "fd",
+        "generation",
+        "leases",
+        "physical_bytes",
+        "removed",
+        "size",
+    )
 
     def __init__(self, generation: int, fd: int, size: int, physical_bytes: int) -> None:
         self.generation = generation
@@ -40,10 +49,26 @@ class HotFile:
         self.physical_bytes = physical_bytes
         self.leases = 1
         self.removed = False
+        self.dense: bool | None = None  # None: not looked at since the last change
         self._mapping: Mapping | None = None
 
+    def has_holes(self) -> bool:
+        """Whether a mapping must not be touched: it would fill the holes with memory that nobody
+        reserved, and the process dies of SIGBUS where there is none.
+        """
+        if self.dense is None:
+            self.dense = not self.size or os.lseek(self.fd, 0, os.SEEK_HOLE) >= self.size
+        return not self.dense
+
+    def pieces(self, length: int = 1 << 20) -> Iterator[bytes]:
+        """Yield the content by reading, which fills no holes."""
+        for offset in range(0, self.size, length):
+            yield os.pread(self.fd, length, offset)
+
     def mapping(self) -> Mapping:
-        """Return a mapping of the whole file; only while nobody changes its size."""
+        """Return a mapping of the whole file; only while nobody changes its size, and to be read
+        only where it has no holes.
+        """
         if self._mapping is None:
             self._mapping = Mapping(self.fd, self.size)
         return self._mapping
@@ -220,7 +245,7 @@ class HotTier:
         facts = os.fstat(file.fd)
         physical = facts.st_blocks * 512
         self._blocks_bytes += physical - file.physical_bytes
-        file.size, file.physical_bytes = facts.st_size, physical
+        file.size, file.physical_bytes, file.dense = facts.st_size, physical, None
 
     # -- the daemon's former life
 

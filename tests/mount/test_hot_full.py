@@ -272,3 +272,17 @@ def test_mixed_sizes_leave_no_room_behind(hot_only: Daemon) -> None:
     wait_until(lambda: physical_bytes(hot_only) < 2 * MIB)
     assert hot(hot_only)["used_bytes"] < 3 * MIB
     assert hot(hot_only)["reserved_bytes"] == 0
+
+
+def test_more_sparse_blocks_than_memory_harm_nobody(start: Callable[..., Daemon]) -> None:
+    # a mapping of a hole takes memory, and SIGBUS is what there is when none is left
+    daemon = start(cold="512MiB")
+    for number in range(5):
+        with open(daemon.mount / f"sparse{number}", "wb") as file:
+            file.truncate(60 * MIB)
+    for number in range(5):
+        daemon.wait_sealed(f"sparse{number}")
+        assert (daemon.mount / f"sparse{number}").read_bytes() == bytes(60 * MIB)
+    daemon.set("sparse0", "tier", "cold")
+    assert (daemon.mount / "sparse0").read_bytes() == bytes(60 * MIB)
+    assert physical_bytes(daemon) <= 64 * MIB
