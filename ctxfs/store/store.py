@@ -450,6 +450,8 @@ class Store:
             block.hot_bytes = file.physical_bytes
         now = self.catalog.clock()
         block.mtime_ns = block.ctime_ns = now.wall_ns
+        if block.writing is not None:
+            block.writing.time_given = False
 
     async def truncate(self, block: Block, size: int, handle: Handle | None = None) -> None:
         """Set the size of a generation that is being written. Raises NotPermitted, TierFull."""
