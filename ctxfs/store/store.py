@@ -12,6 +12,7 @@ import trio
 
 from ctxfs.codec.digest import EMPTY
 from ctxfs.core.block import Block, Directory, Extras, Node, State, Writing
+from ctxfs.core.key import check_name
 from ctxfs.core.meta import Placement
 from ctxfs.errors import (
     BlockExists,
@@ -231,6 +232,7 @@ class Store:
                     return block
         node = self.catalog.names.find(directory, name)
         if node is None:
+            check_name(name)
             raise BlockNotFound(repr(name))
         return node
 
@@ -683,6 +685,7 @@ class Store:
         if isinstance(node, Directory):
             raise IsDirectory(repr(name))
         if node is None and not private:
+            check_name(name)
             raise BlockNotFound(repr(name))
         for block in private:
             self.catalog.drop(block)
