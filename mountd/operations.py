@@ -134,6 +134,15 @@ class _Redirected:
     held: Handle | None = None  # what the second lookup found: it must last until the open
 
 
+@dataclass(slots=True)
+class _Listing:
+    """An open directory: what its opener saw when it last began to read."""
+
+    inode: int
+    caller: Caller
+    entries: list[tuple[bytes, int]] | None = None
+
+
 class Operations:
     """One for both channels."""
 
@@ -152,7 +161,7 @@ class Operations:
         self._control = control
         self.trouble_is_error = trouble_is_error
         self._opened: dict[int, _Opened] = {}
-        self._listings: dict[int, list[tuple[bytes, int]]] = {}
+        self._listings: dict[int, _Listing] = {}
         self._next_handle = 1
         # An open that was told to look its name up again, by thread.
         self._redirected: dict[int, _Redirected] = {}
@@ -279,7 +288,10 @@ class Operations:
         node.uid = node.uid if change.uid is None else change.uid
         node.gid = node.gid if change.gid is None else change.gid
         now_ns = self._catalog.clock().wall_ns
-        node.mtime_ns = node.mtime_ns if change.mtime_ns is None else change.mtime_ns
+        if change.mtime_ns is not None:
+            node.mtime_ns = change.mtime_ns
+            if isinstance(node, Block) and node.writing is not None:
+                node.writing.time_given = True
         if isinstance(node, Directory):
             self._catalog.record_directory(node)
             return self._attr(node)
@@ -524,8 +536,7 @@ class Operations:
 
     async def fsync_directory(self) -> None:
         """Return when names and attributes are on the cold tier's medium."""
-        if self._catalog.cold is not None:
-            await self._catalog.cold.sync()
+        await self._store.sync_names()
 
     # -- names
 
@@ -565,8 +576,9 @@ class Operations:
     ) -> None:
         """Rename; of a block that is being written, this publishes it."""
         source_in, target_in = self._directory(old_parent), self._directory(new_parent)
-        if target_in is self._names.root and new_name == DIRECTORY_NAME:
-            raise BlockExists(".ctx belongs to the daemon")
+        ends = (old_parent, old_name), (new_parent, new_name)
+        if (ROOT_INODE, DIRECTORY_NAME) in ends:
+            raise NotPermitted(".ctx belongs to the daemon")
         owner = None
         if self._store.is_private(source_in, old_name):
             owner = process.process_of(caller.pid)
@@ -603,15 +615,18 @@ class Operations:
     # -- listing
 
     def opendir(self, inode: int, caller: Caller) -> int:
-        """Take a listing of what the caller may see."""
+        """Open a directory; it is looked at when it is read from its beginning."""
         number = self._next_handle
         self._next_handle += 1
-        if inode == DIRECTORY_INODE:
-            self._listings[number] = [(file.name, file.inode) for file in self._control.files]
-            return number
-        directory = self._directory(inode)
-        self._listings[number] = list(self._visible(directory, caller))
+        if not self._control.has(inode):
+            self._directory(inode)
+        self._listings[number] = _Listing(inode, caller)
         return number
+
+    def _entries(self, inode: int, caller: Caller) -> list[tuple[bytes, int]]:
+        if inode == DIRECTORY_INODE:
+            return [(file.name, file.inode) for file in self._control.files]
+        return list(self._visible(self._directory(inode), caller))
 
     def _visible(self, directory: Directory, caller: Caller) -> Iterator[tuple[bytes, int]]:
         groups = {caller.gid}
@@ -622,17 +637,21 @@ class Operations:
                 inode = node.generation if isinstance(node, Block) else node.inode
                 yield name, inode
         owner = None
+        private = {}  # two threads may have made the same name: the newest is what it leads to
         for block in self._names.private_in(directory):
             owner = owner or process.process_of(caller.pid)
             mine = block.writing is not None and block.writing.owner == owner
             if mine and block.name not in directory.entries:
-                yield block.name, block.generation
+                private[block.name] = block.generation
+        yield from private.items()
 
     def listing(self, number: int, start: int) -> Iterator[tuple[int, bytes, Attr]]:
         """Yield (place of the next one, name, attributes) from a place on."""
-        entries = self._listings[number]
-        for place in range(start, len(entries)):
-            name, inode = entries[place]
+        listing = self._listings[number]
+        if not start or listing.entries is None:  # rewinddir(3) looks anew
+            listing.entries = self._entries(listing.inode, listing.caller)
+        for place in range(start, len(listing.entries)):
+            name, inode = listing.entries[place]
             if self._control.has(inode):
                 yield place + 1, name, self._control_attr(inode)
                 continue
@@ -667,14 +686,14 @@ class Operations:
 
     def _attributed(self, inode: int) -> Node:
         if self._control.has(inode):
-            raise NoAttribute(".ctx has none")
+            raise NotPermitted(".ctx belongs to the daemon")
         return self._node(inode)
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
         """Return the value of an attribute."""
-        if not name.startswith(b"user."):
+        if not name.startswith(b"user.") or self._control.has(inode):
             raise NoAttribute(os.fsdecode(name))
-        return self._attributes.get(self._attributed(inode), name)
+        return self._attributes.get(self._node(inode), name)
 
     def listxattr(self, inode: int) -> list[bytes]:
         """Return the names of attributes that are set."""

@@ -30,7 +30,7 @@ class MemoryEngine:
         self.fail_read: Callable[[int], bool] = lambda offset: False
         self.fail_write: Callable[[int], bool] = lambda offset: False
         self.fail_sync: Callable[[int], bool] = lambda offset: False
-        self.writes_left: int | None = None  # then the power fails
+        self.requests_left: int | None = None  # writes and syncs; then the power fails
         self.gate: trio.Event | None = None  # requests wait for it
         self.lost = False
         self.max_inflight = 0
@@ -56,11 +56,7 @@ class MemoryEngine:
         self._writes += 1
         try:
             fails = self.fail_write(offset)
-            if self.writes_left is not None:
-                self.writes_left -= 1
-                self.lost = self.lost or self.writes_left < 0
-            if self.lost:
-                raise DeviceLost("the power is off")
+            self._use_power()
             self._store(offset, sources, partly=fails)
             self._raise_if(fails, "write", offset)
         finally:
@@ -72,6 +68,7 @@ class MemoryEngine:
         await self._start()
         self._syncs += 1
         try:
+            self._use_power()
             self._raise_if(self.fail_sync(0), "sync", 0)
             for sector in promised:
                 self._before.pop(sector, None)
@@ -94,8 +91,9 @@ class MemoryEngine:
 
     def crash(self) -> "MemoryEngine":
         """The device after the power came back: of unsynced sectors, any have arrived."""
+        lost_share = self.random.choice((0.1, 0.5, 0.9, 1.0))
         for sector, before in self._before.items():
-            if self.random.random() < 0.5:
+            if self.random.random() < lost_share:
                 self.medium[sector * SECTOR : (sector + 1) * SECTOR] = before
         seed = self.random.randrange(2**32)
         return MemoryEngine(self.size_bytes, seed=seed, medium=self.medium)
@@ -118,10 +116,18 @@ class MemoryEngine:
             self._inflight -= 1
             raise
 
+    def _use_power(self) -> None:
+        if self.requests_left is not None:
+            self.requests_left -= 1
+            self.lost = self.lost or self.requests_left < 0
+        if self.lost:
+            raise DeviceLost("the power is off")
+
     def _store(self, offset: int, sources: Sequence[Span], *, partly: bool) -> None:
         data = b"".join(ctypes.string_at(span.address, span.length) for span in sources)
+        kept_share = self.random.choice((0.0, 0.5, 1.0)) if partly else 1.0
         for start in range(0, len(data), SECTOR):
-            if partly and self.random.random() < 0.5:
+            if self.random.random() >= kept_share:
                 continue
             at = offset + start
             self._before.setdefault(at // SECTOR, bytes(self.medium[at : at + SECTOR]))

@@ -39,6 +39,7 @@ class Writing:
     writers: int = 0  # open descriptions that may write
     changed: bool = False  # bytes were written since it was opened
     base: Block | None = None  # what it began as a copy of, when opened without O_TRUNC
+    time_given: bool = False  # the writer set a modification time after its last write
     seen: bool = False  # published, and opened by another process since
     durable_epoch: int = -1  # `epoch` at the last fsync that reached the cold tier
     epoch: int = 0  # grows with every change of bytes; a digest of an old epoch is void

@@ -61,6 +61,14 @@ class Namespace:
         """Return what the published name leads to."""
         return directory.entries.get(name)
 
+    def check_place(self, directory: Directory, name: bytes) -> None:
+        """Raise NameTooLong, BadValue, or BlockNotFound if nothing may be put there."""
+        check_name(name)
+        if len(self.key_of(directory)) + 1 + len(name) > KEY_BYTES_MAX:
+            raise NameTooLong(f"a key has at most {KEY_BYTES_MAX} bytes")
+        if directory.removed:
+            raise BlockNotFound("the directory is gone")
+
     # -- private names
 
     def private_of(self, directory: Directory, name: bytes) -> list[Block]:
@@ -82,12 +90,7 @@ class Namespace:
 
     def add_private(self, block: Block) -> None:
         """Make a generation findable by its owner."""
-        check_name(block.name)
-        parent_bytes = len(self.key_of(block.directory))
-        if parent_bytes + 1 + len(block.name) > KEY_BYTES_MAX:
-            raise NameTooLong(f"a key has at most {KEY_BYTES_MAX} bytes")
-        if block.directory.removed:
-            raise BlockNotFound("the directory is gone")
+        self.check_place(block.directory, block.name)
         self._private.setdefault((block.directory.inode, block.name), []).append(block)
         self.by_inode[block.generation] = block
 
@@ -107,8 +110,7 @@ class Namespace:
         old = directory.entries.get(name)
         if isinstance(old, Directory):
             raise IsDirectory(repr(name))
-        if directory.removed:
-            raise BlockNotFound("the directory is gone")
+        self.check_place(directory, name)
         self.unname(block)
         directory.entries[name] = block
         block.directory, block.name, block.published = directory, name, True
@@ -135,14 +137,10 @@ class Namespace:
 
     def make_directory(self, parent: Directory, name: bytes, inode: int) -> Directory:
         """Make an empty prefix."""
-        check_name(name)
         if name in parent.entries:
             raise BlockExists(repr(name))
-        if parent.removed:
-            raise BlockNotFound("the directory is gone")
+        self.check_place(parent, name)
         directory = Directory(inode, parent, name)
-        if len(self.key_of(directory)) > KEY_BYTES_MAX:
-            raise NameTooLong(f"a key has at most {KEY_BYTES_MAX} bytes")
         parent.entries[name] = directory
         self.by_inode[inode] = directory
         self.directory_count += 1
@@ -159,7 +157,7 @@ class Namespace:
 
     def move_directory(self, directory: Directory, parent: Directory, name: bytes) -> None:
         """Rename an empty prefix onto a free name."""
-        check_name(name)
+        self.check_place(parent, name)
         if directory.entries:
             raise DirectoryNotEmpty(repr(directory.name))
         assert directory.parent is not None

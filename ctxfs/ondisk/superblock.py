@@ -59,8 +59,13 @@ def encode(superblock: Superblock) -> bytes:
         SEGMENTS_OFFSET,
         superblock.good_sequence,
     )
-    struct.pack_into("<Q", data, 8, xxhash.xxh3_64_intdigest(memoryview(data)[_CHECKED_FROM:]))
+    struct.pack_into("<Q", data, 8, checksum(data))
     return bytes(data)
+
+
+def checksum(data: Bytes) -> int:
+    """Of a superblock's 4096 bytes, without magic and checksum."""
+    return int(xxhash.xxh3_64_intdigest(memoryview(data)[_CHECKED_FROM:ALIGN_BYTES]))
 
 
 def decode(data: Bytes) -> Superblock | None:
@@ -69,8 +74,8 @@ def decode(data: Bytes) -> Superblock | None:
     Raises ConfigError where they are one of a later format.
     """
     view = memoryview(data)
-    magic, checksum, version = _HEAD.unpack_from(view)
-    if magic != MAGIC or checksum != xxhash.xxh3_64_intdigest(view[_CHECKED_FROM:ALIGN_BYTES]):
+    magic, expected, version = _HEAD.unpack_from(view)
+    if magic != MAGIC or expected != checksum(view):
         return None
     if version > VERSION:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Awaitable, Callable
@@ -19,8 +20,18 @@ from ctxfs.store.store import Store
 from ctxfs.units import parse_duration_ns
 
 ATTRIBUTES_BYTES_MAX = 64 << 10  # names and values of foreign attributes of one block
+NAMES_BYTES_MAX = 60 << 10  # of these, names: the kernel lists 64 KiB of them, ours among them
 DTYPE_BYTES_MAX = 64
 SECOND_NS = 1_000_000_000
+
+
+class NotSupported(CtxfsError):
+    """An attribute of a kind that is not kept here: access lists, labels, capabilities.
+
+    cp, tar and others that offer these pass over this answer, and over no other.
+    """
+
+    code = errno.EOPNOTSUPP
 
 
 class Attributes:
@@ -85,7 +96,7 @@ class Attributes:
         return own + foreign
 
     async def set(self, node: Node, name: bytes, value: bytes) -> None:
-        """Set a value. Raises BadValue, NotPermitted, TierFull, DeviceError."""
+        """Set a value. Raises BadValue, NotPermitted, NotSupported, TierFull, DeviceError."""
         if not name.startswith(xattrs.PREFIX):
             self._set_foreign(node, name, value)
             return
@@ -129,10 +140,14 @@ class Attributes:
 
     def _set_foreign(self, node: Node, name: bytes, value: bytes) -> None:
         if not name.startswith(xattrs.USER_PREFIX):
-            raise NotPermitted("only user.* attributes are kept")
-        others = sum(len(n) + len(v) for n, v in self._foreign(node).items() if n != name)
-        if others + len(name) + len(value) > ATTRIBUTES_BYTES_MAX:
+            raise NotSupported("only user.* attributes are kept")
+        if name == xattrs.USER_PREFIX:
+            raise BadValue("an attribute needs a name after user.")
+        kept = {**self._foreign(node), name: value}
+        if sum(len(n) + len(v) for n, v in kept.items()) > ATTRIBUTES_BYTES_MAX:
             raise TierFull(f"a block keeps at most {ATTRIBUTES_BYTES_MAX} bytes of attributes")
+        if sum(len(n) + 1 for n in kept) > NAMES_BYTES_MAX:
+            raise TierFull(f"names of attributes have at most {NAMES_BYTES_MAX} bytes together")
         self._change_foreign(node, name, value)
 
     def _change_foreign(self, node: Node, name: bytes, value: bytes | None) -> None:

@@ -240,8 +240,9 @@ class Catalog:
             block.directory.mtime_ns = now.wall_ns
         old = self.names.publish(block, directory, name)
         directory.mtime_ns = block.ctime_ns = now.wall_ns
-        if not was_published:
-            block.mtime_ns = now.wall_ns
+        if block.writing is not None and not was_published:
+            if not block.writing.time_given:
+                block.mtime_ns = now.wall_ns
             self.counters.published += 1
         self._rename_shadow(block)
         if block.state is State.SEALED:

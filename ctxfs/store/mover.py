@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Container, Iterator
 from dataclasses import dataclass, field
 
 import trio
 
-from ctxfs.codec.digest import digest
+from ctxfs.codec.digest import digest, digest_of_pieces
 from ctxfs.core.block import Block, Directory, State
 from ctxfs.core.eviction import choose
 from ctxfs.core.key import is_temporary
@@ -35,6 +37,7 @@ DIGEST_INLINE_BYTES = 128 << 10  # below this a thread costs more than the diges
 ALLOCATE_INLINE_BYTES = 256 << 10
 COLD_ROOM_TRIES = 8
 ORPHANS_POLL_S = 0.05  # how often files that are gone, and mapped, are looked at for room
+TEMPORARY_GRACE_S = 0.5
 ANONYMOUS = -1  # a mapping of no file
 
 
@@ -70,6 +73,7 @@ class Mover:
         self._crowded = trio.Event()
         self._flights: dict[int, _Flight] = {}
         self._moving: set[int] = set()
+        self._waiting: Counter[int] = Counter()  # generations that want to grow, or to come
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -89,11 +93,19 @@ class Mover:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def reserve(self, need_bytes: int, own: HotFile | None = None) -> None:
+    def release_file(self, file: HotFile) -> None:
+        """Give up a lease on a hot file; if it was removed, its room may have come back."""
+        self._hot.release(file)
+        if file.removed:
+            self.lease_ended()
+
+    async def reserve(
+        self, need_bytes: int, own: HotFile | None = None, promoted: int | None = None
+    ) -> None:
         """Set room aside in the hot tier, evicting or demoting what may go.
 
-        `own` is the file that is to grow. Raises TierFull at once where nothing may ever go,
-        otherwise after the room wait.
+        `own` is the file that is to grow, `promoted` the generation that is to come. Raises
+        TierFull at once where nothing may ever go, otherwise after the room wait.
         """
         if need_bytes <= 0:
             return
@@ -101,17 +113,34 @@ class Mover:
             self._look_ahead()
             return
         own_bytes = own.physical_bytes if own is not None else 0
-        if need_bytes + own_bytes > self._hot.capacity_bytes:
+        if need_bytes + own_bytes > self._hot.block_capacity_bytes:
             self._catalog.counters.no_space += 1
             raise TierFull("the block is larger than the hot tier")
         self._catalog.counters.room_waits += 1
-        with trio.move_on_after(self.limits.room_wait_s):
-            async with self._turn:
-                while not self._hot.try_reserve(need_bytes):
-                    await self._free_or_wait(need_bytes - self._hot.room_bytes)
-                return
+        with self._waits(own.generation if own is not None else promoted):
+            with trio.move_on_after(self.limits.room_wait_s):
+                async with self._turn:
+                    asked_at = trio.current_time()
+                    while not self._hot.try_reserve(need_bytes):
+                        await self._free_or_wait(need_bytes - self._hot.room_bytes, asked_at)
+                    return
         self._catalog.counters.no_space += 1
         raise TierFull("the hot tier is full and what is in it may not go")
+
+    @contextlib.contextmanager
+    def _waits(self, generation: int | None) -> Iterator[None]:
+        """A generation that waits for room gives none back itself."""
+        if generation is None:
+            yield
+            return
+        self._waiting[generation] += 1
+        self.lease_ended()  # who has its turn may have hoped for this one
+        try:
+            yield
+        finally:
+            self._waiting[generation] -= 1
+            if not self._waiting[generation]:
+                del self._waiting[generation]
 
     def _look_ahead(self) -> None:
         used = self._hot.used_bytes + self._hot.reserved_bytes
@@ -124,13 +153,19 @@ class Mover:
         victims = self._victims(excess, strict=True)
         await self._leave_hot_all(victims)
 
-    async def _free_or_wait(self, need_bytes: int) -> None:
+    async def _free_or_wait(self, need_bytes: int, asked_at: float) -> None:
         changed = self._changed
-        victims = self._victims(need_bytes, strict=True)
-        if not victims:
-            victims = self._victims(need_bytes, strict=False)
-        if victims and await self._leave_hot_all(victims):
+        stuck: set[int] = set()
+        if await self._free(need_bytes, stuck, strict=True):
             return
+        if self._victims(need_bytes, strict=False, but=stuck):
+            # Nothing but new temporary files: those that are renamed in time may go then.
+            grace_s = min(TEMPORARY_GRACE_S, self.limits.room_wait_s / 2)
+            with trio.move_on_at(asked_at + grace_s):
+                await changed.wait()
+                return
+            if await self._free(need_bytes, stuck, strict=False):
+                return
         orphaned = self._hot.orphaned_bytes
         if not orphaned and not self._may_change():
             self._catalog.counters.no_space += 1
@@ -139,18 +174,40 @@ class Mover:
         with trio.move_on_after(ORPHANS_POLL_S if orphaned else math.inf):
             await changed.wait()
 
+    async def _free(self, need_bytes: int, stuck: set[int], *, strict: bool) -> bool:
+        """Let what may go leave; True if anything did. What could not is added to `stuck`."""
+        while victims := self._victims(need_bytes, strict=strict, but=stuck):
+            if await self._leave_hot_all(victims):
+                return True
+            stuck.update(block.generation for block in victims)
+        return False
+
     def _may_change(self) -> bool:
         """Whether room may come back by itself: something moves, is written, or is open."""
-        if self._moving or self._catalog.writing_count:
+        waiting = [self._catalog.names.by_inode.get(number) for number in self._waiting]
+        writing = sum(isinstance(b, Block) and b.state is State.WRITING for b in waiting)
+        if self._catalog.writing_count > writing or self._moving - self._waiting.keys():
             return True
-        return any(block.opens for block in self._catalog.hot_order.leaving())
+        if self._hot.holds_removed(but=self._waiting.keys()):
+            return True
+        now_ns = self._catalog.clock().boot_ns
+        return any(
+            block.opens and self._may_ever_leave(block, now_ns)
+            for block in self._catalog.hot_order.leaving()
+        )
 
-    def _victims(self, need_bytes: int, *, strict: bool) -> list[Block]:
+    def _may_ever_leave(self, block: Block, now_ns: int) -> bool:
+        """Whether a hot block may go once nobody has it open."""
+        if block.placement is Placement.HOT or block.generation in self._waiting:
+            return False
+        return self._cold is not None or self.may_evict(block, now_ns)
+
+    def _victims(self, need_bytes: int, *, strict: bool, but: Container[int] = ()) -> list[Block]:
         now = self._catalog.clock()
         demotes = self._cold is not None and self._cold.takes_blocks
 
         def may_go(block: Block) -> bool:
-            if block.opens or block.generation in self._moving:
+            if block.opens or block.generation in self._moving or block.generation in but:
                 return False
             if block.placement is Placement.HOT:
                 return False
@@ -202,6 +259,12 @@ class Mover:
         self.evict(block)
         return True
 
+    async def wait_landed(self) -> None:
+        """Return when what is on its way to the cold tier now has arrived."""
+        pending = self._moving - self._flights.keys()
+        while pending := pending & self._moving:
+            await self._changed.wait()
+
     def is_moving(self, block: Block) -> bool:
         """Whether a copy of it is being made."""
         return block.generation in self._moving
@@ -233,7 +296,8 @@ class Mover:
         assert self._cold is not None
         meta = block.meta(self._catalog.names.key_of(block), self._catalog.clock())
         with self._hot_file(block) as file:
-            await self.put_cold(meta, file.span())
+            async with readable_span(file) as span:
+                await self.put_cold(meta, span)
         if block.is_gone:
             self._cold.drop(block.generation, self._catalog.new_stamp())
             raise BlockNotFound("it went away while it was moved")
@@ -258,7 +322,7 @@ class Mover:
         try:
             yield file
         finally:
-            self._hot.release(file)
+            self.release_file(file)
 
     def lost_hot(self, block: Block) -> None:
         """The hot file is gone or wrong: go on with the cold copy, or without the block."""
@@ -376,7 +440,7 @@ class Mover:
     async def _promote(self, block: Block) -> None:
         assert self._cold is not None
         need = physical_ceiling(block.size)
-        await self.reserve(need)
+        await self.reserve(need, promoted=block.generation)
         file: HotFile | None = None
         try:
             file = self._hot.create(block.generation)
@@ -400,7 +464,7 @@ class Mover:
             raise
         finally:
             if file is not None:
-                self._hot.release(file)
+                self.release_file(file)
             self._hot.unreserve(need)
         self._catalog.counters.promoted += 1
         self._catalog.counters.promoted_bytes += block.size
@@ -459,7 +523,20 @@ class Mover:
 
 async def content_digest(file: HotFile) -> bytes:
     """Return the digest of a file that nobody changes, in a thread when that pays."""
+    if file.has_holes():
+        return await trio.to_thread.run_sync(lambda: digest_of_pieces(file.pieces()))
     view = file.mapping().view
     if file.size <= DIGEST_INLINE_BYTES:
         return digest(view)
     return await trio.to_thread.run_sync(digest, view)
+
+
+@contextlib.asynccontextmanager
+async def readable_span(file: HotFile) -> AsyncIterator[Span]:
+    """Give the content of a file that nobody changes as memory; with holes, a copy of it."""
+    if not file.has_holes():
+        yield file.span()
+        return
+    with Mapping(ANONYMOUS, file.size) as copy:
+        await trio.to_thread.run_sync(os.preadv, file.fd, [copy.view], 0)
+        yield copy.span(0, file.size)

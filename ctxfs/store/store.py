@@ -13,6 +13,7 @@ import trio
 
 from ctxfs.codec.digest import EMPTY
 from ctxfs.core.block import Block, Directory, Extras, Node, State, Writing
+from ctxfs.core.key import check_name
 from ctxfs.core.meta import Placement
 from ctxfs.errors import (
     BlockExists,
@@ -25,7 +26,7 @@ from ctxfs.errors import (
     TierFull,
 )
 from ctxfs.store.catalog import Catalog
-from ctxfs.store.mover import Mover, content_digest
+from ctxfs.store.mover import Mover, content_digest, readable_span
 from ctxfs.tiers.hot import HotFile
 
 log = logging.getLogger(__name__)
@@ -241,6 +242,7 @@ class Store:
                     return block
         node = self.catalog.names.find(directory, name)
         if node is None:
+            check_name(name)
             raise BlockNotFound(repr(name))
         return node
 
@@ -302,11 +304,11 @@ class Store:
                 await self._copy(base, block, file)
         except BaseException:
             block.opens -= 1
-            self._hot.release(file)
+            self.mover.release_file(file)
             self.catalog.drop(block)
             raise
         block.opens -= 1
-        self._hot.release(file)
+        self.mover.release_file(file)
         return block
 
     async def _copy(self, base: Block, block: Block, file: HotFile) -> None:
@@ -418,11 +420,13 @@ class Store:
     def lend(self, handle: Handle) -> int | None:
         """Return the descriptor of the hot file if the kernel may serve this open by itself.
 
-        Only of a block that is sealed, and only while no other open of it goes through us. To be
-        called once for each open of a client, by a channel that can lend.
+        Only of a block that is sealed and has no holes (a mapping would fill them with memory that
+        nobody reserved), and only while no other open of it goes through us. To be called once for
+        each open of a client, by a channel that can lend.
         """
         file, block = handle.file, handle.block
-        if file.lent or (block.state is State.SEALED and not file.kept):
+        may = block.state is State.SEALED and not file.kept and not file.has_holes()
+        if file.lent or may:
             handle.way = Way.LENT
             file.lent += 1
             self.catalog.counters.opens_lent += 1
@@ -443,7 +447,7 @@ class Store:
     def read(self, handle: Handle, offset: int, length: int) -> bytes | memoryview:
         """Return up to `length` bytes; a view of the hot file where it cannot change."""
         self.catalog.counters.read_bytes += length
-        if handle.block.writing is not None:
+        if handle.block.writing is not None or handle.file.has_holes():
             return os.pread(handle.file.fd, length, offset)
         end = min(offset + length, handle.file.size)
         if offset >= end:
@@ -458,23 +462,28 @@ class Store:
         need = self._hot.growth_ceiling(file, offset, len(data))
         await self.mover.reserve(need, file)
         try:
-            writing = block.writing
-            if writing is None:
-                raise NotPermitted("the block is sealed")
             try:
-                done = self._hot.write(file, offset, data)
+                done = await self._write(block, file, offset, data)
             except TierFull:
                 # Large pages took more than was reserved; the kernel's limit spoke first.
                 await self.mover.reserve(SPARE_BYTES, file)
                 self._hot.unreserve(SPARE_BYTES)
-                done = self._hot.write(file, offset, data)
-            writing.epoch += 1
-            writing.changed = True
+                done = await self._write(block, file, offset, data)
         finally:
             self._hot.unreserve(need)
             self._grown(block, file)
         handle.wrote = True
         self.catalog.counters.written_bytes += done
+        return done
+
+    async def _write(self, block: Block, file: HotFile, offset: int, data: bytes) -> int:
+        await self._thawed(block)  # fsync reads from a mapping, which writing takes away
+        writing = block.writing
+        if writing is None:
+            raise NotPermitted("the block is sealed")
+        done = self._hot.write(file, offset, data)
+        writing.epoch += 1
+        writing.changed = True
         return done
 
     def _grown(self, block: Block, file: HotFile) -> None:
@@ -483,6 +492,8 @@ class Store:
             block.hot_bytes = file.physical_bytes
         now = self.catalog.clock()
         block.mtime_ns = block.ctime_ns = now.wall_ns
+        if block.writing is not None:
+            block.writing.time_given = False
 
     async def truncate(self, block: Block, size: int, handle: Handle | None = None) -> None:
         """Set the size of a generation that is being written. Raises NotPermitted, TierFull."""
@@ -496,12 +507,13 @@ class Store:
         try:
             if size != file.size:
                 self._hot.truncate(file, size)
+                self.mover.lease_ended()
                 writing.epoch += 1
                 writing.changed = True
             self._grown(block, file)
         finally:
             if handle is None:
-                self._hot.release(file)
+                self.mover.release_file(file)
         if handle is not None:
             handle.wrote = True
 
@@ -535,7 +547,7 @@ class Store:
         block.opens -= 1
         handle.file.lent -= handle.way is Way.LENT
         handle.file.kept -= handle.way is Way.KEPT
-        self._hot.release(handle.file)
+        self.mover.release_file(handle.file)
         writing = block.writing
         if handle.writable and writing is not None:
             writing.writers -= 1
@@ -605,7 +617,7 @@ class Store:
             block.size, block.hot_bytes = file.size, file.physical_bytes
             self.catalog.sealed(block, result)
         finally:
-            self._hot.release(file)
+            self.mover.release_file(file)
         self.catalog.set_expiry(block, block.expires_ns)
         await self._place(block)
         self.mover.lease_ended()
@@ -646,6 +658,13 @@ class Store:
             await self._sync_writing(block, block.writing)
         await self._cold.sync()
 
+    async def sync_names(self) -> None:
+        """Return when names and attributes as they are now are on the cold tier's medium."""
+        if self._cold is not None:
+            # A record on its way has the name, or is of the block, that was there before.
+            await self.mover.wait_landed()
+            await self._cold.sync()
+
     async def _sync_writing(self, block: Block, writing: Writing) -> None:
         """Write the content as it is now, as a shadow that sealing replaces."""
         assert self._cold is not None
@@ -666,7 +685,8 @@ class Store:
                     size=file.size,
                 )
                 with self._freeze(block):
-                    await self.mover.put_cold(shadow, file.span())
+                    async with readable_span(file) as span:
+                        await self.mover.put_cold(shadow, span)
                 if block.state is not State.WRITING or block.writing is not writing:
                     self._cold.drop(shadow.generation, self.catalog.new_stamp())
                     return
@@ -675,7 +695,7 @@ class Store:
                 if writing.epoch == epoch:
                     return
         finally:
-            self._hot.release(file)
+            self.mover.release_file(file)
 
     # -- names change
 
@@ -688,6 +708,7 @@ class Store:
             raise BlockExists(repr(name))
         if old is not source:
             self.catalog.publish(source, directory, name)
+            self.mover.lease_ended()  # what was temporary may go for room now
 
     def exchange(self, first: Block, second: Block) -> None:
         """Swap the names of two published blocks."""
@@ -708,6 +729,7 @@ class Store:
         if isinstance(node, Directory):
             raise IsDirectory(repr(name))
         if node is None and not private:
+            check_name(name)
             raise BlockNotFound(repr(name))
         for block in private:
             self.catalog.drop(block)

@@ -27,8 +27,9 @@ from ctxfs.tiers.cold_space import Segment, Space
 
 BATCH_BYTES: Final = 16 << 20
 _ARENA_BYTES: Final = 2 << 20  # headers of one batch
-# Small neighbours go out as one write, up to so much.
-_MERGE_BYTES: Final = 1 << 20
+# Small neighbours go out as one write, up to so much; where it fails, so much is lost.
+_MERGE_BYTES_MAX: Final = 1 << 20
+_MERGE_SHARE: Final = 8  # of a segment: one in so many
 _MERGE_SPANS: Final = 256
 
 
@@ -81,6 +82,7 @@ class ColdWriter:
         self._index = index
         self._uuid = uuid
         self._salt = record.make_salt(uuid)
+        self._merge_bytes = min(_MERGE_BYTES_MAX, space.geometry.segment_bytes // _MERGE_SHARE)
         self._next_sequence = 0
         self._queue: deque[Request] = deque()
         self._leading = False
@@ -290,7 +292,7 @@ class ColdWriter:
                 self._health.note_failure(error)
 
         async with trio.open_nursery() as nursery:
-            for run in _merge(batch.items):
+            for run in _merge(batch.items, self._merge_bytes):
                 nursery.start_soon(write, run)
         if not failures:
             self._health.note_success()
@@ -343,7 +345,7 @@ class ColdWriter:
         request.finish()
 
 
-def _merge(items: Sequence[_Item]) -> list[list[_Item]]:
+def _merge(items: Sequence[_Item], merge_bytes: int) -> list[list[_Item]]:
     """Runs of neighbours that are better written at once."""
     runs: list[list[_Item]] = []
     length = spans = 0
@@ -353,7 +355,7 @@ def _merge(items: Sequence[_Item]) -> list[list[_Item]]:
             last is None
             or last.segment is not item.segment
             or last.position + last.length_bytes != item.position
-            or length + item.length_bytes > _MERGE_BYTES
+            or length + item.length_bytes > merge_bytes
             or spans + len(item.spans) > _MERGE_SPANS
         ):
             runs.append([])

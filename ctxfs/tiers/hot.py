@@ -9,7 +9,7 @@ of the kernel: files that were lent to it live on, unlinked and closed, while so
 import contextlib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class HotFile:
 
     __slots__ = (
         "_mapping",
+        "dense",
         "fd",
         "generation",
         "kept",
@@ -58,10 +59,26 @@ class HotFile:
         self.lent = 0
         self.kept = 0
         self.removed = False
+        self.dense: bool | None = None  # None: not looked at since the last change
         self._mapping: Mapping | None = None
 
+    def has_holes(self) -> bool:
+        """Whether a mapping must not be touched: it would fill the holes with memory that nobody
+        reserved, and the process dies of SIGBUS where there is none.
+        """
+        if self.dense is None:
+            self.dense = not self.size or os.lseek(self.fd, 0, os.SEEK_HOLE) >= self.size
+        return not self.dense
+
+    def pieces(self, length: int = 1 << 20) -> Iterator[bytes]:
+        """Yield the content by reading, which fills no holes."""
+        for offset in range(0, self.size, length):
+            yield os.pread(self.fd, length, offset)
+
     def mapping(self) -> Mapping:
-        """Return a mapping of the whole file; only while nobody changes its size."""
+        """Return a mapping of the whole file; only while nobody changes its size, and to be read
+        only where it has no holes.
+        """
         if self._mapping is None:
             self._mapping = Mapping(self.fd, self.size)
         return self._mapping
@@ -127,6 +144,15 @@ class HotTier:
     def room_bytes(self) -> int:
         """What may still be reserved; negative when the journal has grown over the edge."""
         return self.capacity_bytes - self.used_bytes - self.reserved_bytes
+
+    @property
+    def block_capacity_bytes(self) -> int:
+        """What one block could take if it were alone."""
+        return self.capacity_bytes - (self.used_bytes - self._blocks_bytes)
+
+    def holds_removed(self, *, but: Collection[int]) -> bool:
+        """Whether files are unlinked and open, other than these: their room is to come back."""
+        return any(file.removed and file.generation not in but for file in self._open.values())
 
     def try_reserve(self, need_bytes: int) -> bool:
         """Set room aside, if there is."""
@@ -249,7 +275,7 @@ class HotTier:
         facts = os.fstat(file.fd)
         physical = facts.st_blocks * 512
         self._blocks_bytes += physical - file.physical_bytes
-        file.size, file.physical_bytes = facts.st_size, physical
+        file.size, file.physical_bytes, file.dense = facts.st_size, physical, None
 
     # -- the daemon's former life
 

@@ -265,8 +265,8 @@ class Actor:
         self.end()
 
 
-def _exactly(pipe: io.FileIO, length: int) -> bytes:
-    content = b""
+def _exactly(pipe: io.FileIO, length: int) -> bytearray:
+    content = bytearray()
     while len(content) < length:
         piece = pipe.read(length - len(content))
         assert piece, "the process ended"

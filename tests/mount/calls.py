@@ -1,0 +1,111 @@
+"""System calls that Python's `os` does not have, and what a block tells of itself."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from tests.mount.harness import wait_until
+
+AT_FDCWD = -100
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+RENAME_WHITEOUT = 4
+UTIME_NOW = (1 << 30) - 1
+UTIME_OMIT = (1 << 30) - 2
+MAP_POPULATE = 0x8000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("sec", ctypes.c_long), ("nsec", ctypes.c_long))
+
+
+class _Dirent(ctypes.Structure):
+    _fields_ = (
+        ("inode", ctypes.c_uint64),
+        ("place", ctypes.c_int64),
+        ("length", ctypes.c_uint16),
+        ("type", ctypes.c_uint8),
+        ("name", ctypes.c_char * 256),
+    )
+
+
+_libc.opendir.restype = ctypes.c_void_p
+_libc.readdir.restype = ctypes.POINTER(_Dirent)
+_libc.telldir.restype = ctypes.c_long
+for _function in (_libc.readdir, _libc.telldir, _libc.rewinddir, _libc.closedir):
+    _function.argtypes = (ctypes.c_void_p,)
+_libc.seekdir.argtypes = (ctypes.c_void_p, ctypes.c_long)
+
+
+def _check(result: int) -> None:
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def rename(old: Path, new: Path, flags: int) -> None:
+    """renameat2(2)."""
+    _check(_libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags))
+
+
+def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    """fallocate(2), without the emulation that posix_fallocate(3) falls back to."""
+    _check(_libc.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(length)))
+
+
+def set_times(path: Path, atime_nsec: int, mtime_nsec: int) -> None:
+    """utimensat(2) with UTIME_NOW and UTIME_OMIT, which `os.utime` cannot say."""
+    times = (_Timespec * 2)(_Timespec(0, atime_nsec), _Timespec(0, mtime_nsec))
+    _check(_libc.utimensat(AT_FDCWD, os.fsencode(path), times, 0))
+
+
+class DirectoryStream:
+    """What opendir(3) returns. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._stream = _libc.opendir(os.fsencode(path))
+        assert self._stream, os.strerror(ctypes.get_errno())
+
+    def read(self) -> tuple[bytes, int] | None:
+        """Return the next name and its DT_* type; None at the end."""
+        entry = _libc.readdir(self._stream)
+        return (entry.contents.name, entry.contents.type) if entry else None
+
+    def tell(self) -> int:
+        """telldir(3)."""
+        return int(_libc.telldir(self._stream))
+
+    def seek(self, place: int) -> None:
+        """seekdir(3)."""
+        _libc.seekdir(self._stream, place)
+
+    def rewind(self) -> None:
+        """rewinddir(3)."""
+        _libc.rewinddir(self._stream)
+
+    def names(self) -> list[bytes]:
+        """Return the names from here to the end, without `.` and `..`."""
+        names = []
+        while (entry := self.read()) is not None:
+            names.append(entry[0])
+        return [name for name in names if name not in (b".", b"..")]
+
+    def __enter__(self) -> DirectoryStream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _libc.closedir(self._stream)
+
+
+def attribute(path: Path, name: str) -> str:
+    """Return one `user.ctx.*` attribute as text."""
+    return os.getxattr(path, f"user.ctx.{name}").decode()
+
+
+def wait_sealed(path: Path) -> None:
+    """Return when the block is sealed; that follows close after a moment."""
+    wait_until(lambda: attribute(path, "state") == "sealed")

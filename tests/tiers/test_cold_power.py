@@ -1,0 +1,150 @@
+"""The power fails at each single request, of a write or of a round of reclaiming."""
+
+import contextlib
+
+import pytest
+import trio
+
+from ctxfs.errors import DeviceError, TierFull
+from tests.fakes import MemoryEngine
+from tests.tiers.cold_rig import SEGMENT, Rig, engine, meta
+
+
+async def _fill(rig: Rig, size: int) -> None:
+    with contextlib.suppress(TierFull):
+        while True:
+            await rig.put(size)
+
+
+async def _put_until_the_power_fails(rig: Rig, requests: int, size: int) -> bool:
+    """False: it lasted for all of the puts."""
+    rig.engines[0].requests_left = requests
+    try:
+        for _ in range(6):
+            await rig.put(size)
+            await rig.tier.sync()
+    except DeviceError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_synced_blocks_survive_power_loss_at_any_request_of_reclaiming(seed: int) -> None:
+    requests = 0
+    failed = True
+    while failed:
+        rig = Rig(engine(8, seed=1000 * seed + requests))
+        await rig.open()
+        await _fill(rig, 20_000)
+        for generation in sorted(rig.blocks)[::2]:
+            rig.drop(generation)
+        for generation in sorted(rig.blocks)[::3]:
+            rig.change(generation, expires_ns=5)
+        rig.make_directory()
+        await rig.tier.sync()
+        synced = dict(rig.blocks)
+        failed = await _put_until_the_power_fails(rig, requests, 45_000)
+        highest = rig.number
+        recovered = await rig.crash()
+        assert len(recovered.directories) == 1
+        for generation, block in synced.items():
+            assert recovered.blocks.get(generation) == block, f"{requests} requests"
+        assert set(recovered.blocks) <= set(synced) | set(range(max(synced) + 1, highest + 1))
+        for generation in recovered.blocks:
+            await rig.check(generation)
+        requests += 1
+    assert requests > 20
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_dropped_blocks_stay_gone_though_power_fails_twice(seed: int) -> None:
+    """Segments are erased and used again, and what was in them must not come back."""
+    for requests in range(40):
+        rig = Rig(engine(8, seed=1000 * seed + requests))
+        await rig.open()
+        dropped: set[int] = set()
+        for turn in range(3):
+            await _fill(rig, 30_000)
+            for generation in list(rig.blocks):
+                rig.drop(generation)
+                dropped.add(generation)
+            await rig.tier.sync()
+            await _put_until_the_power_fails(rig, requests + 3 * turn, 20_000)
+            await rig.crash()
+            assert not dropped & set(rig.blocks)
+            dropped |= set(range(1, rig.number + 1)) - set(rig.blocks)
+
+
+async def test_sequence_is_never_used_twice() -> None:
+    rig = Rig(engine(8))
+    used: set[int] = set()
+    for turn in range(12):
+        await rig.open()
+        (log,) = rig.tier._logs
+        now: set[int] = set()
+        for _ in range(1 + turn % 4):
+            rig.drop(await rig.put(60_000))
+            assert log.space.open is not None
+            now.add(log.space.open.sequence)
+        assert not now & used
+        used |= now
+        rig.engines = [device.crash() for device in rig.engines]
+
+
+def _landing(device: MemoryEngine) -> None:
+    """Writes are reported as failed, but arrive."""
+    store = device._store
+    device.fail_write = lambda offset: True
+
+    def keep_all(offset: int, sources: object, *, partly: bool) -> None:
+        store(offset, sources, partly=False)  # type: ignore[arg-type]
+
+    device._store = keep_all  # type: ignore[method-assign]
+
+
+async def test_block_whose_write_failed_but_arrived_does_not_come_back() -> None:
+    rig = Rig(engine(8))
+    await rig.open()
+    await rig.put(100)
+    _landing(rig.engines[0])
+    with pytest.raises(DeviceError):
+        await rig.put(5000)
+    rig.engines[0].fail_write = lambda offset: False
+    await rig.tier.sync()
+    assert set((await rig.crash()).blocks) == {1}
+
+
+async def test_earlier_copy_that_arrived_does_not_come_back_after_the_drop_of_the_later() -> None:
+    rig = Rig(engine(8))
+    await rig.open()
+    first = await rig.put(SEGMENT // 2)
+    _landing(rig.engines[0])
+    with pytest.raises(DeviceError):
+        await rig.put(30_000)
+    failed = rig.number
+    rig.engines[0].fail_write = lambda offset: False
+    await rig.put_again(meta(failed, rig.next_stamp(), 30_000))
+    await rig.tier.sync()
+    rig.drop(failed)
+    await rig.tier.sync()
+    # The segment of the later copy is reclaimed, with its note; that of the earlier one is not.
+    for _ in range(30):
+        rig.drop(await rig.put(60_000))
+        await rig.tier.sync()
+    assert failed not in (await rig.crash()).blocks
+    await rig.check(first)
+
+
+async def test_put_and_sync_by_many_share_flushes() -> None:
+    rig = Rig(engine())
+    await rig.open()
+    before = rig.engines[0].statistics().syncs
+
+    async def put() -> None:
+        await rig.put(1000)
+        await rig.tier.sync()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(32):
+            nursery.start_soon(put)
+    assert rig.engines[0].statistics().syncs - before < 16
