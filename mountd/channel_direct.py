@@ -65,9 +65,7 @@ class _Reader:
 class DirectChannel:
     """A mount that is answered here."""
 
-    def __init__(
-        self, device: FuseDevice, operations: Operations, chosen: ChosenChannel
-    ) -> None:
+    def __init__(self, device: FuseDevice, operations: Operations, chosen: ChosenChannel) -> None:
         self._device = device
         self._chosen = chosen
         self._backings = Backings(device)

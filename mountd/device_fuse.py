@@ -68,7 +68,8 @@ class FuseDevice:
         """Register a file for passthrough and return its id. Raises OSError."""
         # The id comes back as the result only if the buffer may be changed.
         buffer = bytearray(_BACKING_MAP.pack(fd, 0, 0))
-        return fcntl.ioctl(self.fd, BACKING_OPEN, buffer, True)
+        number: int = fcntl.ioctl(self.fd, BACKING_OPEN, buffer, True)
+        return number
 
     def close_backing(self, number: int) -> None:
         """Take a registered file back; the kernel keeps it for those who still use it."""

@@ -66,7 +66,7 @@ class Translator:
         return _entry(self._ops.lookup(header.node, body.name, _caller(header)))
 
     def forget(self, header: Header, body: requests.Forget) -> Answer:
-        self._ops.forget(header.node, body.count)
+        self._ops.forget(header.node, body.lookups)
         return DONE
 
     def batch_forget(self, header: Header, body: requests.BatchForget) -> Answer:

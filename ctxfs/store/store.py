@@ -476,7 +476,9 @@ class Store:
         self.catalog.counters.written_bytes += done
         return done
 
-    async def _write(self, block: Block, file: HotFile, offset: int, data: bytes) -> int:
+    async def _write(
+        self, block: Block, file: HotFile, offset: int, data: bytes | memoryview
+    ) -> int:
         await self._thawed(block)  # fsync reads from a mapping, which writing takes away
         writing = block.writing
         if writing is None:
@@ -595,12 +597,11 @@ class Store:
 
     async def _seal(self, block: Block) -> None:
         """Compute the digest; from there on the block is immutable."""
-        if block.is_gone:
-            return  # since it was closed
         try:
             file = self._hot.acquire(block.generation)
         except FileNotFoundError:
-            self.mover.lost_hot(block)
+            if not block.is_gone:  # overwritten or unlinked since it was closed
+                self.mover.lost_hot(block)
             return
         try:
             while True:

@@ -57,7 +57,7 @@ class Symlink(NamedTuple):
 class Forget(NamedTuple):
     """FORGET: so many references to the header's node are gone."""
 
-    count: int
+    lookups: int
 
 
 class BatchForget(NamedTuple):
@@ -423,7 +423,7 @@ def _parse_special(opcode: int, buffer: bytes | bytearray, end: int) -> Body:
         if start + _INIT_EXTENDED.size <= end:
             return Init._make(_INIT_EXTENDED.unpack_from(buffer, start))
         if start + _INIT.size <= end:
-            return Init(*_INIT.unpack_from(buffer, start), flags2=0)
+            return Init._make((*_INIT.unpack_from(buffer, start), 0))
         raise Malformed("an INIT that says too little")
     if opcode == Opcode.BATCH_FORGET:
         if start + _BATCH.size > end:
@@ -450,8 +450,8 @@ def _pack_body(opcode: int, body: Body) -> bytes:
         pairs = b"".join(FORGET_ONE.pack(*pair) for pair in body.nodes)
         return _BATCH.pack(len(body.nodes)) + pairs
     layout = LAYOUTS[opcode]
-    names = len(body) - layout.names - (layout.data is not None)
-    content = layout.fixed.pack(*body[:names])
-    for name in body[names : names + layout.names]:
-        content += name + b"\0"
-    return content + bytes(body[-1]) if layout.data is not None else content
+    values: list[Any] = list(body)
+    data = bytes(values.pop()) if layout.data is not None else b""
+    fixed = len(values) - layout.names
+    names = b"".join(name + b"\0" for name in values[fixed:])
+    return layout.fixed.pack(*values[:fixed]) + names + data

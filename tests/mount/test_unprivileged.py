@@ -87,7 +87,9 @@ def test_an_ordinary_user_mounts_uses_and_ends_it(base: Path, channel: str) -> N
         assert not rooms[0].exists()
 
 
-def test_allow_other_is_refused_with_the_line_that_would_permit_it(base: Path, channel: str) -> None:
+def test_allow_other_is_refused_with_the_line_that_would_permit_it(
+    base: Path, channel: str
+) -> None:
     conf = Path("/etc/fuse.conf")
     if conf.exists() and "\nuser_allow_other" in "\n" + conf.read_text():
         pytest.skip("/etc/fuse.conf permits it here")
