@@ -444,7 +444,9 @@ class Operations:
         owner = process.process_of(caller.pid)
         before = self._was_redirected(block, caller)
         if self._store.goes_on(block, owner, flags):
-            return await self._store.open_for_write(block, owner, flags)
+            await self._store.thawed(block)
+            if self._store.goes_on(block, owner, flags):
+                return await self._store.open_for_write(block, owner, flags)
         if before is not None and before.block is block:
             # The kernel came back to the same inode: it was reached through a descriptor.
             if before.instead is not None:

@@ -376,6 +376,8 @@ class Store:
         nobody else opened it since it was published. While the kernel has been lent its file, it
         takes no other kind of open.
         """
+        if block.is_gone:
+            return False  # overwritten since its name was looked up; its last close is on its way
         writing = block.writing
         if writing is not None and not block.published:
             return True  # found through its owner's name, or through a descriptor
@@ -393,7 +395,7 @@ class Store:
 
     async def open_for_write(self, block: Block, owner: int, flags: int) -> Handle:
         """Go on writing a generation for which `goes_on` holds."""
-        await self._thawed(block)
+        await self.thawed(block)
         if block.is_gone:
             raise BlockNotFound(repr(block.name))
         if block.state is State.SEALED:
@@ -479,7 +481,7 @@ class Store:
     async def _write(
         self, block: Block, file: HotFile, offset: int, data: bytes | memoryview
     ) -> int:
-        await self._thawed(block)  # fsync reads from a mapping, which writing takes away
+        await self.thawed(block)  # fsync reads from a mapping, which writing takes away
         writing = block.writing
         if writing is None:
             raise NotPermitted("the block is sealed")
@@ -501,7 +503,7 @@ class Store:
         """Set the size of a generation that is being written. Raises NotPermitted, TierFull."""
         if size > self.block_bytes_max:
             raise TierFull(f"a block has at most {self.block_bytes_max} bytes")
-        await self._thawed(block)
+        await self.thawed(block)
         writing = block.writing
         if writing is None:
             raise NotPermitted("the block is sealed")
@@ -528,7 +530,8 @@ class Store:
             del self._frozen[block.generation]
             event.set()
 
-    async def _thawed(self, block: Block) -> None:
+    async def thawed(self, block: Block) -> None:
+        """Return once nobody needs the block to keep its size."""
         while (event := self._frozen.get(block.generation)) is not None:
             await event.wait()
 
@@ -605,7 +608,7 @@ class Store:
             return
         try:
             while True:
-                await self._thawed(block)
+                await self.thawed(block)
                 writing = block.writing
                 if block.state is not State.WRITING or writing is None or writing.writers:
                     return  # gone, sealed by another, or opened again: its last close comes here
@@ -641,7 +644,7 @@ class Store:
     async def wait_sealed(self, block: Block) -> None:
         """Return once nobody writes the block and its digest is known."""
         while block.state is State.WRITING and block.writing and not block.writing.writers:
-            await self._thawed(block)
+            await self.thawed(block)
             await trio.lowlevel.checkpoint()
         if block.is_gone:
             raise BlockNotFound(repr(block.name))
@@ -675,7 +678,7 @@ class Store:
                 epoch = writing.epoch
                 if writing.durable_epoch == epoch:
                     return
-                await self._thawed(block)
+                await self.thawed(block)
                 content = await self._frozen_digest(block, file)
                 now = self.catalog.clock()
                 shadow = replace(
