@@ -148,7 +148,8 @@ class HotTier:
     @property
     def block_capacity_bytes(self) -> int:
         """What one block could take if it were alone."""
-        return self.capacity_bytes - (self.used_bytes - self._blocks_bytes)
+        journal = self.journal.physical_bytes
+        return self.capacity_bytes - journal - max(journal, JOURNAL_ROOM_BYTES)
 
     def holds_removed(self, *, but: Collection[int]) -> bool:
         """Whether files are unlinked and open, other than these: their room is to come back."""

@@ -28,10 +28,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every test that mounts through both channels, the slow ones through the direct one."""
     if "channel" not in metafunc.fixturenames:
         return
-    channels = [os.environ["CTXFS_TEST_CHANNEL"]] if "CTXFS_TEST_CHANNEL" in os.environ else None
-    if channels is None:
-        is_slow = metafunc.definition.get_closest_marker("slow") is not None
-        channels = ["direct"] if is_slow else ["direct", "pyfuse3"]
+    marker = metafunc.definition.get_closest_marker
+    if (about := marker("channel")) is not None:
+        channels = list(about.args)
+    elif "CTXFS_TEST_CHANNEL" in os.environ:
+        channels = [os.environ["CTXFS_TEST_CHANNEL"]]
+    else:
+        channels = ["direct"] if marker("slow") else ["direct", "pyfuse3"]
     metafunc.parametrize("channel", channels, scope="module")
 
 
