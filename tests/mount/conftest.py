@@ -14,7 +14,14 @@ import pytest
 from tests.mount.harness import Daemon
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+CHANNEL = os.environ.get("CTXFS_TEST_CHANNEL")  # only through this one
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if CHANNEL is None:
+        slow = [item for item in items if _is_slow_twice(item)]
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)
     here = Path(__file__).parent
     missing = None if os.access("/dev/fuse", os.R_OK | os.W_OK) else "/dev/fuse cannot be opened"
     for item in items:
@@ -24,18 +31,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=missing))
 
 
+def _is_slow_twice(item: pytest.Item) -> bool:
+    """Slow tests run through the direct channel alone."""
+    if not isinstance(item, pytest.Function) or item.get_closest_marker("slow") is None:
+        return False
+    return hasattr(item, "callspec") and item.callspec.params.get("channel") == "pyfuse3"
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every test that mounts through both channels, the slow ones through the direct one."""
+    """Run every test that mounts through both channels."""
     if "channel" not in metafunc.fixturenames:
         return
-    marker = metafunc.definition.get_closest_marker
-    if (about := marker("channel")) is not None:
-        channels = list(about.args)
-    elif "CTXFS_TEST_CHANNEL" in os.environ:
-        channels = [os.environ["CTXFS_TEST_CHANNEL"]]
-    else:
-        channels = ["direct"] if marker("slow") else ["direct", "pyfuse3"]
-    metafunc.parametrize("channel", channels, scope="module")
+    about = metafunc.definition.get_closest_marker("channel")
+    both = ("direct", "pyfuse3") if CHANNEL is None else (CHANNEL,)
+    metafunc.parametrize("channel", both if about is None else about.args, scope="module")
 
 
 @pytest.fixture
