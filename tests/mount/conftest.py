@@ -13,7 +13,6 @@ import pytest
 
 from tests.mount.harness import Daemon
 
-
 CHANNEL = os.environ.get("CTXFS_TEST_CHANNEL")  # only through this one
 
 
