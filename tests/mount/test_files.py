@@ -26,6 +26,7 @@ from tests.mount.calls import (
     UTIME_NOW,
     UTIME_OMIT,
     attribute,
+    error_of,
     fallocate,
     set_times,
     wait_sealed,
@@ -237,14 +238,6 @@ def test_every_kind_of_advice_is_taken_and_harms_nothing(place: Path) -> None:
         for advice in advices:
             os.posix_fadvise(file.fileno(), 0, 0, advice)
             assert os.pread(file.fileno(), MIB, 0) == content
-
-
-def error_of(action: Callable[[], object]) -> int:
-    try:
-        action()
-    except OSError as error:
-        return error.errno or 0
-    return 0
 
 
 @pytest.mark.parametrize("emulated", [True, False])

@@ -21,6 +21,7 @@ from tests.mount.calls import (
     RENAME_WHITEOUT,
     DirectoryStream,
     attribute,
+    error_of,
     rename,
     wait_sealed,
 )
@@ -29,14 +30,6 @@ from tests.mount.harness import Actor, Daemon, elsewhere, noise, read_or_none, t
 DT_DIR = 4
 DT_REG = 8
 KEY_BYTES_MAX = 4095
-
-
-def error_of(action: Callable[[], object]) -> int:
-    try:
-        action()
-    except OSError as error:
-        return error.errno or 0
-    return 0
 
 
 # -- what a name may be
