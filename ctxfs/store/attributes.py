@@ -14,7 +14,7 @@ from ctxfs.core.block import Block, Directory, Node, State
 from ctxfs.core.key import split_key
 from ctxfs.core.meta import PIN_FOREVER, PIN_NONE, Placement
 from ctxfs.core.times import NEVER
-from ctxfs.errors import BadValue, CtxfsError, NoAttribute, NotPermitted, TierFull
+from ctxfs.errors import BadValue, BlockNotFound, CtxfsError, NoAttribute, NotPermitted, TierFull
 from ctxfs.store.events import utc_text
 from ctxfs.store.store import Store
 from ctxfs.units import parse_duration_ns
@@ -110,7 +110,7 @@ class Attributes:
                 raise NotPermitted(f"{os.fsdecode(name)} can only be read")
             raise BadValue(f"no attribute {os.fsdecode(name)}")
         if node.is_gone:
-            raise NotPermitted("the block is gone")
+            raise BlockNotFound(repr(node.name))
         await writer(node, text)
 
     async def remove(self, node: Node, name: bytes) -> None:

@@ -247,6 +247,8 @@ class Mover:
             try:
                 await self.demote(block)
                 return not block.is_hot
+            except BlockNotFound:
+                return True  # overwritten, unlinked or expired meanwhile
             except CtxfsError as error:
                 log.warning("cannot move %r to the cold tier: %s", block.name, error)
         if not self.may_evict(block, self._catalog.clock().boot_ns):
