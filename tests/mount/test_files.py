@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 import subprocess
+import tempfile
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -566,3 +567,17 @@ def test_appends_of_one_writer_follow_each_other(place: Path) -> None:
         assert file.tell() == len(expected)
         file.write(b"end")
     assert elsewhere(path.read_bytes) == expected + b"end"
+
+
+def test_temporary_files_of_python_work(place: Path) -> None:
+    # without a name: O_TMPFILE is asked for first, and must be refused as unsupported
+    nameless = partial(os.open, place, os.O_TMPFILE | os.O_RDWR, 0o600)
+    assert error_of(nameless) == errno.EOPNOTSUPP
+    with tempfile.TemporaryFile(dir=place) as file:
+        file.write(b"scratch")
+        file.seek(0)
+        assert file.read() == b"scratch"
+    with tempfile.NamedTemporaryFile(dir=place, delete=False) as named:
+        named.write(b"kept")
+    assert elsewhere(Path(named.name).read_bytes) == b"kept"
+    assert os.listdir(place) == [Path(named.name).name]
