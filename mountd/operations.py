@@ -311,19 +311,18 @@ class Operations:
             return
         if size == block.size:
             return
-        # truncate(2) of a sealed block: a new generation with that length takes the name.
-        if block.is_gone:
-            if self._was_redirected(block, caller) is None:
-                self._look_again(block, caller)
+        # truncate(2) of a sealed block: a new generation with that length takes the name. Those
+        # who have the old one open keep it, so the answer is about the old one, unchanged.
+        base = self._names.find(block.directory, block.name) if block.is_gone else block
+        if not isinstance(base, Block):
             raise BlockNotFound(repr(block.name))
-        new = await self._store.new_generation(block.directory, block.name, owner, base=block)
+        new = await self._store.new_generation(block.directory, block.name, owner, base=base)
         writer = await self._store.open_for_write(new, owner, 0)
         try:
             await self._store.truncate(new, size, writer)
             self._store.publish_on_close(writer)
         finally:
             self._store.release(writer)
-        raise RetryLookup
 
     # -- files
 
@@ -445,7 +444,7 @@ class Operations:
             base = self._names.find(block.directory, block.name)
             if base is None and before is None:
                 self._look_again(block, caller)
-        if before is not None and before.instead is None:
+        if before is not None:
             raise BlockNotFound("its name was given away twice while it was opened")
         if flags & os.O_TRUNC or not isinstance(base, Block):
             base = None
