@@ -29,6 +29,7 @@ from ctxfs.errors import (
     NoAttribute,
     NotDirectory,
     NotPermitted,
+    NotYours,
     TierFull,
 )
 from ctxfs.store.attributes import Attributes
@@ -479,7 +480,8 @@ class Operations:
             return  # it leaves nothing: release discards it
         if fate is process.Fate.ALIVE and self._is_stray(opened, handle, closer):
             return
-        self._store.publish_on_close(handle)
+        if not self._store.publish_on_close(handle):
+            raise NotYours("the name was taken by somebody else meanwhile")
 
     def _is_stray(self, opened: _Opened, handle: Handle, closer: int | None) -> bool:
         """Whether the owner still writes: another process closed a copy it inherited, or a shell

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,7 @@ import trio
 
 from ctxfs.codec.digest import EMPTY
 from ctxfs.core.block import Block, Directory, Extras, Node, State, Writing
-from ctxfs.core.key import check_name
+from ctxfs.core.key import check_name, is_lock
 from ctxfs.core.meta import Placement
 from ctxfs.errors import (
     BlockExists,
@@ -252,12 +253,17 @@ class Store:
         others = self.catalog.names.private_of(directory, name)
         if flags & os.O_EXCL and (old is not None or any(b.opens for b in others)):
             raise BlockExists(repr(name))
+        shared = is_lock(name)
+        if shared and old is not None and self.goes_on(old, owner, flags):
+            return await self.open_for_write(old, owner, flags)
         base = None if flags & os.O_TRUNC else old
         block = await self.new_generation(directory, name, owner, base=base)
         block.mode, block.uid, block.gid = who.mode, who.uid, who.gid
         self.catalog.counters.creates += 1
         handle = await self._open_writing(block, owner)
         handle.wrote = old is None or bool(flags & os.O_TRUNC)
+        if shared:
+            self.catalog.publish(block, directory, name)
         return handle
 
     async def new_generation(
@@ -363,20 +369,23 @@ class Store:
         """Whether opening for writing goes on with this generation, or starts a new one.
 
         It goes on while its own process has it open for writing, or nobody else could see it, or
-        nobody else opened it since it was published.
+        nobody else opened it since it was published. A lock file is one and the same to all.
         """
         writing = block.writing
         if writing is not None and not block.published:
             return True  # found through its owner's name, or through a descriptor
+        is_shared = is_lock(block.name)
+        if writing is not None and is_shared:
+            return True
         if writing is not None and writing.owner == owner:
             if writing.writers:
                 return True
             return not writing.seen and not flags & os.O_TRUNC
-        if block.state is not State.SEALED or flags & os.O_TRUNC:
+        if block.state is not State.SEALED or (flags & os.O_TRUNC and not is_shared):
             return False
         if self.catalog.is_cold(block) or self.mover.is_moving(block):
             return False
-        return self.catalog.fresh.get(block.generation) == owner
+        return is_shared or self.catalog.fresh.get(block.generation) == owner
 
     async def open_for_write(self, block: Block, owner: int, flags: int) -> Handle:
         """Go on writing a generation for which `goes_on` holds."""
@@ -492,14 +501,30 @@ class Store:
 
     # -- publish, seal, release
 
-    def publish_on_close(self, handle: Handle) -> None:
-        """A descriptor that wrote was closed: its name switches to this generation."""
+    def publish_on_close(self, handle: Handle) -> bool:
+        """A descriptor that wrote was closed: its name switches to this generation.
+
+        False where the name is somebody else's by now, and stays so.
+        """
         block = handle.block
         writing = block.writing
         if not handle.writable or writing is None or block.published or block.is_gone:
-            return
+            return True
         if not block.directory.removed and (handle.wrote or writing.changed):
+            if not self._may_take_name(block):
+                return False
             self.catalog.publish(block, block.directory, block.name)
+        return True
+
+    def _may_take_name(self, block: Block) -> bool:
+        """Whether a sticky directory lets a block's owner replace what its name leads to.
+
+        The kernel asks when a file is opened or renamed; this one was begun before the other came.
+        """
+        old = self.catalog.names.find(block.directory, block.name)
+        if old is None or not block.directory.mode & stat.S_ISVTX:
+            return True
+        return block.uid in (0, old.uid, block.directory.uid)
 
     def release(self, handle: Handle) -> None:
         """The open description is gone: give up the lease; seal after the last writer."""
