@@ -223,7 +223,7 @@ def test_metrics_are_what_prometheus_reads(shared: Daemon, control: Path) -> Non
     for tier in ("hot", "cold"):
         capacity = samples["ctxfs_tier_capacity_bytes", f'tier="{tier}"']
         assert capacity == stats["tiers"][tier]["capacity_bytes"]
-    assert samples["ctxfs_cold_errors", f'path="{shared.cold_path}"'] == 0
+    assert samples["ctxfs_cold_errors_total", f'path="{shared.cold_path}"'] == 0
 
 
 def test_metrics_of_a_hot_tier_alone_are_complete_too(hot_only: Daemon) -> None:
