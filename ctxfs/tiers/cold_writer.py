@@ -140,7 +140,7 @@ class ColdWriter:
         async with trio.open_nursery() as nursery:
             for run in _merge(batch.items, self._merge_bytes):
                 nursery.start_soon(self._write_run, batch, run)
-        if not batch.failures:
+        if batch.items and not batch.failures:
             self._health.note_success()
         batch.written = True
         self._signal.set()
