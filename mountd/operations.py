@@ -45,6 +45,7 @@ SEALED_ATTR_S = 1.0
 DIRECTORY_S = 1.0
 REDIRECT_NS = 1_000_000_000
 REDIRECTED_MAX = 1024
+R_BIT, W_BIT, X_BIT = 4, 2, 1
 TROUBLE = (DeadlineExceeded, DeviceError, TierFull)
 
 
@@ -317,6 +318,8 @@ class Operations:
         base = self._names.find(block.directory, block.name) if block.is_gone else block
         if not isinstance(base, Block):
             raise BlockNotFound(repr(block.name))
+        if base is not block and not _may(base, W_BIT, caller.uid, _groups(caller)):
+            raise NotYours("the name was taken by somebody else meanwhile")
         new = await self._store.new_generation(block.directory, block.name, owner, base=base)
         writer = await self._store.open_for_write(new, owner, 0)
         try:
@@ -340,6 +343,12 @@ class Operations:
         directory = self._directory(parent)
         if parent == ROOT_INODE and name == DIRECTORY_NAME:
             raise BlockExists(".ctx belongs to the daemon")
+        old = self._names.find(directory, name)
+        if isinstance(old, Block) and not flags & os.O_EXCL:
+            # It came after the kernel looked, so nobody has asked for permission yet.
+            groups = _groups(caller)
+            if not all(_may(old, bit, caller.uid, groups) for bit in (R_BIT, W_BIT)):
+                raise NotYours("the name was taken by somebody else meanwhile")
         owner = process.process_of(caller.pid)
         who = self._new_owner(directory, mode, caller)
         handle = await self._store.create(directory, name, who, owner, flags)
@@ -609,9 +618,7 @@ class Operations:
         return list(self._visible(self._directory(inode), caller))
 
     def _visible(self, directory: Directory, caller: Caller) -> Iterator[tuple[bytes, int]]:
-        groups = {caller.gid}
-        if caller.uid:
-            groups |= process.supplementary_groups(caller.pid)
+        groups = _groups(caller)
         for name, node in directory.entries.items():
             if _may_read(node, caller.uid, groups):
                 inode = node.generation if isinstance(node, Block) else node.inode
@@ -695,10 +702,18 @@ class Operations:
         await self._attributes.remove(self._attributed(inode), name)
 
 
+def _groups(caller: Caller) -> set[int]:
+    return {caller.gid} | (process.supplementary_groups(caller.pid) if caller.uid else set())
+
+
 def _may_read(node: Node, uid: int, groups: set[int]) -> bool:
-    if uid in (0, node.uid):
+    if uid == node.uid:
         return True
-    bits = 0o5 if isinstance(node, Directory) else 0o4
-    if node.gid in groups:
-        return bool(node.mode & (bits << 3))
-    return bool(node.mode & bits)
+    # Who may enter a directory may see that it is there.
+    return _may(node, R_BIT | X_BIT if isinstance(node, Directory) else R_BIT, uid, groups)
+
+
+def _may(node: Node, bits: int, uid: int, groups: set[int]) -> bool:
+    """Whether a user has one of the rights."""
+    shift = 6 if uid == node.uid else 3 if node.gid in groups else 0
+    return uid == 0 or bool(node.mode & bits << shift)

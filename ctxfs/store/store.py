@@ -259,6 +259,8 @@ class Store:
         base = None if flags & os.O_TRUNC else old
         block = await self.new_generation(directory, name, owner, base=base)
         block.mode, block.uid, block.gid = who.mode, who.uid, who.gid
+        if old is None:
+            block.extras = None  # of one that came while this waited for room
         self.catalog.counters.creates += 1
         handle = await self._open_writing(block, owner)
         handle.wrote = old is None or bool(flags & os.O_TRUNC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -12,7 +13,16 @@ from typing import TypeVar
 
 import pytest
 
-from tests.mount.harness import MIB, Actor, Daemon, elsewhere, noise, run_as, wait_until
+from tests.mount.harness import (
+    MIB,
+    Actor,
+    Daemon,
+    elsewhere,
+    noise,
+    run_as,
+    together,
+    wait_until,
+)
 
 T = TypeVar("T")
 
@@ -128,6 +138,39 @@ def test_nobody_replaces_anothers_block_with_one_begun_before_it(place: Path, on
     assert elsewhere(path.read_bytes) == b"content"
     assert owner_and_mode(path) == (ALICE, ALICE, 0o644)
     assert elsewhere(lambda: os.listdir(place)) == ["poisoned"]
+
+
+def test_opening_a_name_as_it_comes_and_goes_gives_nobody_anothers_bytes(place: Path) -> None:
+    # The kernel finds no such name, asks for a new file, and by then another's block is there.
+    path = place / "contended"
+
+    def act_as(uid: int, action: Callable[[], bool]) -> int:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        found = 0
+        for _ in range(1500):
+            try:
+                found += action()
+                path.unlink()
+            except (FileNotFoundError, PermissionError):
+                continue
+        return found
+
+    def put() -> bool:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.write(fd, b"secret")
+        os.close(fd)
+        return False
+
+    def peek() -> bool:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        content = os.pread(fd, 100, 0)
+        with contextlib.suppress(PermissionError):
+            os.close(fd)
+        return content != b""
+
+    assert together([lambda: act_as(ALICE, put), *[lambda: act_as(BOB, peek)] * 2]) == [0, 0, 0]
 
 
 # -- who reads and writes
