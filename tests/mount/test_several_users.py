@@ -153,8 +153,8 @@ def test_opening_a_name_as_it_comes_and_goes_gives_nobody_anothers_bytes(place: 
             try:
                 found += action()
                 path.unlink()
-            except (FileNotFoundError, PermissionError):
-                continue
+            except OSError:
+                continue  # another was faster: of no matter here
         return found
 
     def put() -> bool:
