@@ -489,6 +489,8 @@ class Operations:
             return  # it leaves nothing: release discards it
         if fate is process.Fate.ALIVE and self._is_stray(opened, handle, closer):
             return
+        if handle.block.writing is not None and handle.block.writing.refused_at is not None:
+            raise TierFull("a write to this block had no room")  # for those who did not look
         if not self._store.publish_on_close(handle):
             raise NotYours("the name was taken by somebody else meanwhile")
 

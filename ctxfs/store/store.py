@@ -426,7 +426,25 @@ class Store:
         return handle.file.mapping().view[offset:end]
 
     async def write(self, handle: Handle, offset: int, data: bytes) -> int:
-        """Write all of `data`. Raises TierFull, NotPermitted."""
+        """Write all of `data`. Raises TierFull, NotPermitted.
+
+        A block that lacks bytes which were refused is not published nor sealed: not every program
+        looks at what it is told.
+        """
+        try:
+            done = await self._write_in_room(handle, offset, data)
+        except TierFull:
+            writing = handle.block.writing
+            if writing is not None and (writing.refused_at is None or offset < writing.refused_at):
+                writing.refused_at = offset
+            raise
+        writing = handle.block.writing
+        refused_at = writing.refused_at if writing is not None else None
+        if writing and refused_at is not None and offset <= refused_at < offset + done:
+            writing.refused_at = None  # tried again, with success
+        return done
+
+    async def _write_in_room(self, handle: Handle, offset: int, data: bytes) -> int:
         block, file = handle.block, handle.file
         if offset + len(data) > self.block_bytes_max:
             raise TierFull(f"a block has at most {self.block_bytes_max} bytes")
@@ -481,6 +499,8 @@ class Store:
                 self.mover.lease_ended()
                 writing.epoch += 1
                 writing.changed = True
+            if writing.refused_at is not None and size <= writing.refused_at:
+                writing.refused_at = None
             self._grown(block, file)
         finally:
             if handle is None:
@@ -511,6 +531,8 @@ class Store:
         block = handle.block
         writing = block.writing
         if not handle.writable or writing is None or block.published or block.is_gone:
+            return True
+        if writing.refused_at is not None:
             return True
         if not block.directory.removed and (handle.wrote or writing.changed):
             if not self._may_take_name(block):
@@ -555,12 +577,12 @@ class Store:
     def _last_writer_gone(self, block: Block, writing: Writing) -> None:
         if block.is_gone:
             return
-        if block.published:
+        if block.published and writing.refused_at is None:
             assert self._nursery is not None
             self._nursery.start_soon(self._seal, block)
             return
         base = writing.base
-        if base is not None and not writing.changed:
+        if base is not None and not writing.changed and writing.refused_at is None:
             self._carry_attributes(block, base)
         else:
             self.catalog.counters.discarded += 1
@@ -689,6 +711,8 @@ class Store:
         old = self.catalog.names.find(directory, name)
         if old is not None and not replace:
             raise BlockExists(repr(name))
+        if source.writing is not None and source.writing.refused_at is not None:
+            raise TierFull("a write to this block had no room")
         if old is not source:
             self.catalog.publish(source, directory, name)
             self.mover.lease_ended()  # what was temporary may go for room now
