@@ -251,7 +251,6 @@ class Operations:
             node = self._store.find(directory, name, owner)
         except BlockNotFound:
             self._catalog.counters.misses += 1
-            self._redirected.pop(caller.pid, None)
             raise
         node.lookups += 1
         again = self._redirected.get(caller.pid)
@@ -351,6 +350,7 @@ class Operations:
                 raise NotYours("the name was taken by somebody else meanwhile")
         owner = process.process_of(caller.pid)
         who = self._new_owner(directory, mode, caller)
+        self._redirected.pop(caller.pid, None)
         handle = await self._store.create(directory, name, who, owner, flags)
         handle.block.lookups += 1
         opened = _Opened(handle, newest_pid=process.newest_pid())
