@@ -177,6 +177,12 @@ class Mover:
             stuck.update(block.generation for block in victims)
         return False
 
+    async def free_one(self) -> None:
+        """Let at least one block leave the hot tier, however small. Raises TierFull."""
+        async with self._turn:
+            if not await self._free(1, set(), strict=False):
+                raise TierFull("the hot tier has no room for another file")
+
     def _may_change(self) -> bool:
         """Whether room may come back by itself: something moves, is written, or is open."""
         waiting = [self._catalog.names.by_inode.get(number) for number in self._waiting]

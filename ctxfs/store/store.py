@@ -280,7 +280,7 @@ class Store:
         block = self.catalog.new_block(directory, name)
         block.writing = Writing(owner, self.catalog.clock().boot_ns, base=base)
         try:
-            file = self._hot.create(block.generation)
+            file = await self._create_file(block)
         except CtxfsError:
             self.catalog.drop(block)
             raise
@@ -309,6 +309,13 @@ class Store:
         self.mover.release_file(file)
         return block
 
+    async def _create_file(self, block: Block) -> HotFile:
+        try:
+            return self._hot.create(block.generation)
+        except TierFull:  # empty blocks take no bytes, but inodes of the tmpfs
+            await self.mover.free_one()
+            return self._hot.create(block.generation)
+
     async def _copy(self, base: Block, block: Block, file: HotFile) -> None:
         handle = await self.open_for_read(base, owner=-1)
         try:
@@ -319,12 +326,15 @@ class Store:
                 need = self._hot.growth_ceiling(file, done, length)
                 await self.mover.reserve(need, file)
                 try:
-                    done += await trio.to_thread.run_sync(
+                    copied = await trio.to_thread.run_sync(
                         os.copy_file_range, handle.file.fd, file.fd, length, done, done
                     )
                 finally:
                     self._hot.settle(file)
                     self._hot.unreserve(need)
+                if not copied:  # its own writer shortened it meanwhile
+                    break
+                done += copied
             block.size, block.hot_bytes = file.size, file.physical_bytes
         finally:
             self.release(handle)
