@@ -27,10 +27,9 @@ IDLE: Final = b"user.ctx.idle"
 CREATED: Final = b"user.ctx.created"
 STORY: Final = b"user.ctx.story"  # JSON of all the others; readable, not listed
 
-# Always there on a block, so that `getfattr -d` tells its whole story.
-BLOCK_LISTED: Final = (
-    TIER, COPIES, TTL, PIN, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED,
-)  # fmt: skip
+# Always there on a block, so that `getfattr -d` tells its story. What can be written is listed
+# where it is set: a program that copies attributes must not set what nobody asked for.
+BLOCK_LISTED: Final = (COPIES, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED)
 BLOCK_WRITABLE: Final = frozenset({TIER, TTL, PIN, PARENT, DTYPE, PREFETCH, VERIFY})
 BLOCK_READ_ONLY: Final = frozenset(
     {COPIES, DIGEST, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED, STORY}

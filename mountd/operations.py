@@ -29,6 +29,7 @@ from ctxfs.errors import (
     NoAttribute,
     NotDirectory,
     NotPermitted,
+    NotYours,
     TierFull,
 )
 from ctxfs.store.attributes import Attributes
@@ -46,6 +47,7 @@ SEALED_ATTR_S = 1.0
 DIRECTORY_S = 1.0
 REDIRECT_NS = 1_000_000_000
 REDIRECTED_MAX = 1024
+R_BIT, W_BIT, X_BIT = 4, 2, 1
 TROUBLE = (DeadlineExceeded, DeviceError, TierFull)
 
 
@@ -251,7 +253,6 @@ class Operations:
             node = self._store.find(directory, name, owner)
         except BlockNotFound:
             self._catalog.counters.misses += 1
-            self._redirected.pop(caller.pid, None)
             raise
         node.lookups += 1
         again = self._redirected.get(caller.pid)
@@ -321,19 +322,20 @@ class Operations:
             return
         if size == block.size:
             return
-        # truncate(2) of a sealed block: a new generation with that length takes the name.
-        if block.is_gone:
-            if self._was_redirected(block, caller) is None:
-                self._look_again(block, caller)
+        # truncate(2) of a sealed block: a new generation with that length takes the name. Those
+        # who have the old one open keep it, so the answer is about the old one, unchanged.
+        base = self._names.find(block.directory, block.name) if block.is_gone else block
+        if not isinstance(base, Block):
             raise BlockNotFound(repr(block.name))
-        new = await self._store.new_generation(block.directory, block.name, owner, base=block)
+        if base is not block and not _may(base, W_BIT, caller.uid, _groups(caller)):
+            raise NotYours("the name was taken by somebody else meanwhile")
+        new = await self._store.new_generation(block.directory, block.name, owner, base=base)
         writer = await self._store.open_for_write(new, owner, 0)
         try:
             await self._store.truncate(new, size, writer)
             self._store.publish_on_close(writer)
         finally:
             self._store.release(writer)
-        raise RetryLookup
 
     # -- files
 
@@ -350,8 +352,15 @@ class Operations:
         directory = self._directory(parent)
         if parent == ROOT_INODE and name == DIRECTORY_NAME:
             raise BlockExists(".ctx belongs to the daemon")
+        old = self._names.find(directory, name)
+        if isinstance(old, Block) and not flags & os.O_EXCL:
+            # It came after the kernel looked, so nobody has asked for permission yet.
+            groups = _groups(caller)
+            if not all(_may(old, bit, caller.uid, groups) for bit in (R_BIT, W_BIT)):
+                raise NotYours("the name was taken by somebody else meanwhile")
         owner = process.process_of(caller.pid)
         who = self._new_owner(directory, mode, caller)
+        self._redirected.pop(caller.pid, None)
         handle = await self._store.create(directory, name, who, owner, flags)
         handle.block.lookups += 1
         opened = _Opened(handle, newest_pid=process.newest_pid())
@@ -457,7 +466,7 @@ class Operations:
             base = self._names.find(block.directory, block.name)
             if base is None and before is None:
                 self._look_again(block, caller)
-        if before is not None and before.instead is None:
+        if before is not None:
             raise BlockNotFound("its name was given away twice while it was opened")
         if flags & os.O_TRUNC or not isinstance(base, Block):
             base = None
@@ -503,7 +512,10 @@ class Operations:
             return  # it leaves nothing: release discards it
         if fate is process.Fate.ALIVE and self._is_stray(opened, handle, closer):
             return
-        self._store.publish_on_close(handle)
+        if handle.block.writing is not None and handle.block.writing.refused_at is not None:
+            raise TierFull("a write to this block had no room")  # for those who did not look
+        if not self._store.publish_on_close(handle):
+            raise NotYours("the name was taken by somebody else meanwhile")
 
     def _is_stray(self, opened: _Opened, handle: Handle, closer: int | None) -> bool:
         """Whether the owner still writes: another process closed a copy it inherited, or a shell
@@ -631,9 +643,7 @@ class Operations:
         return list(self._visible(self._directory(inode), caller))
 
     def _visible(self, directory: Directory, caller: Caller) -> Iterator[tuple[bytes, int]]:
-        groups = {caller.gid}
-        if caller.uid:
-            groups |= process.supplementary_groups(caller.pid)
+        groups = _groups(caller)
         for name, node in directory.entries.items():
             if _may_read(node, caller.uid, groups):
                 inode = node.generation if isinstance(node, Block) else node.inode
@@ -717,10 +727,18 @@ class Operations:
         await self._attributes.remove(self._attributed(inode), name)
 
 
+def _groups(caller: Caller) -> set[int]:
+    return {caller.gid} | (process.supplementary_groups(caller.pid) if caller.uid else set())
+
+
 def _may_read(node: Node, uid: int, groups: set[int]) -> bool:
-    if uid in (0, node.uid):
+    if uid == node.uid:
         return True
-    bits = 0o5 if isinstance(node, Directory) else 0o4
-    if node.gid in groups:
-        return bool(node.mode & (bits << 3))
-    return bool(node.mode & bits)
+    # Who may enter a directory may see that it is there.
+    return _may(node, R_BIT | X_BIT if isinstance(node, Directory) else R_BIT, uid, groups)
+
+
+def _may(node: Node, bits: int, uid: int, groups: set[int]) -> bool:
+    """Whether a user has one of the rights."""
+    shift = 6 if uid == node.uid else 3 if node.gid in groups else 0
+    return uid == 0 or bool(node.mode & bits << shift)

@@ -173,9 +173,10 @@ class Daemon:
                 b"peers": lambda: b"[]\n",
             },
         )
+        self.attributes = Attributes(self.store, bytes_max=config.limits.attributes_bytes_max)
         self.operations = Operations(
             self.store,
-            Attributes(self.store),
+            self.attributes,
             control,
             trouble_is_error=config.defaults.on_trouble == "error",
         )
@@ -186,6 +187,7 @@ class Daemon:
         self.catalog.default_ttl_ns = config.defaults.ttl_ns or 0
         self.mover.limits = mover_limits(config)
         self.store.block_bytes_max = config.limits.block_bytes_max
+        self.attributes.bytes_max = config.limits.attributes_bytes_max
         self.operations.trouble_is_error = config.defaults.on_trouble == "error"
 
     def reread(self) -> None:

@@ -100,28 +100,37 @@ class Statistics:
 
 
 def _metrics(stats: dict[str, Any]) -> Iterator[str]:
-    def line(name: str, kind: str, value: float, **labels: str) -> Iterator[str]:
-        yield f"# TYPE ctxfs_{name} {kind}"
-        marks = ",".join(f"{k}={json.dumps(v)}" for k, v in labels.items())
-        yield f"ctxfs_{name}{{{marks}}} {value}" if marks else f"ctxfs_{name} {value}"
-
-    yield from line("uptime_seconds", "gauge", stats["uptime_s"])
-    yield from line("memory_rss_bytes", "gauge", stats["memory"]["rss_bytes"])
-    for name, value in stats["blocks"].items():
-        yield from line(f"blocks_{name}", "gauge", value)
+    blocks, tiers = stats["blocks"], stats["tiers"]
+    devices = {device["path"]: device for device in tiers.get("cold", {}).get("devices", ())}
+    yield from _family("uptime_seconds", "gauge", {"": stats["uptime_s"]})
+    yield from _family("memory_rss_bytes", "gauge", {"": stats["memory"]["rss_bytes"]})
+    states = {_label("state", state): blocks[state] for state in ("sealed", "writing")}
+    yield from _family("blocks", "gauge", states)
+    yield from _family("directories", "gauge", {"": blocks["directories"]})
     for name, value in stats["counters"].items():
-        yield from line(f"{name}_total", "counter", value)
+        yield from _family(f"{name}_total", "counter", {"": value})
     for measure in ("capacity_bytes", "used_bytes", "blocks"):
-        yield f"# TYPE ctxfs_tier_{measure} gauge"
-        for tier, facts in stats["tiers"].items():
-            yield f'ctxfs_tier_{measure}{{tier="{tier}"}} {facts[measure]}'
-    devices = stats["tiers"].get("cold", {}).get("devices", [])
+        samples = {_label("tier", tier): facts[measure] for tier, facts in tiers.items()}
+        yield from _family(f"tier_{measure}", "gauge", samples)
     for measure in ("live_bytes", "free_bytes", "written_bytes", "read_bytes", "errors"):
-        if devices:
-            kind = "gauge" if measure in ("live_bytes", "free_bytes") else "counter"
-            yield f"# TYPE ctxfs_cold_{measure} {kind}"
-        for device in devices:
-            yield f"ctxfs_cold_{measure}{{path={json.dumps(device['path'])}}} {device[measure]}"
+        samples = {_label("path", path): device[measure] for path, device in devices.items()}
+        is_gauge = measure in ("live_bytes", "free_bytes")
+        name = f"cold_{measure}" if is_gauge else f"cold_{measure}_total"
+        yield from _family(name, "gauge" if is_gauge else "counter", samples)
+
+
+def _family(name: str, kind: str, samples: Mapping[str, float]) -> Iterator[str]:
+    """One metric: its type, then a line for each set of labels."""
+    if samples:
+        yield f"# TYPE ctxfs_{name} {kind}"
+    for labels, value in samples.items():
+        yield f"ctxfs_{name}{labels} {value}"
+
+
+def _label(name: str, value: str) -> str:
+    """Prometheus knows three escapes and takes everything else as UTF-8."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{{{name}="{escaped}"}}'
 
 
 def rss_bytes() -> int:

@@ -42,6 +42,8 @@ class Writing:
     time_given: bool = False  # the writer set a modification time after its last write
     seen: bool = False  # published, and opened by another process since
     durable_epoch: int = -1  # `epoch` at the last fsync that reached the cold tier
+    # Where bytes had no room, and have not been written since: such a generation is never shown.
+    refused_at: int | None = None
     epoch: int = 0  # grows with every change of bytes; a digest of an old epoch is void
 
 

@@ -25,3 +25,8 @@ def split_key(key: bytes) -> list[bytes]:
 def is_temporary(name: bytes) -> bool:
     """Whether clients use such a name only until they rename it: `*.tmp*`, or a leading dot."""
     return name.startswith(b".") or b".tmp" in name
+
+
+def is_lock(name: bytes) -> bool:
+    """Whether processes lock each other out by this file, so that all must open the same one."""
+    return name.endswith(b".lock")

@@ -14,12 +14,11 @@ from ctxfs.core.block import Block, Directory, Node, State
 from ctxfs.core.key import split_key
 from ctxfs.core.meta import PIN_FOREVER, PIN_NONE, Placement
 from ctxfs.core.times import NEVER
-from ctxfs.errors import BadValue, CtxfsError, NoAttribute, NotPermitted, TierFull
+from ctxfs.errors import BadValue, BlockNotFound, CtxfsError, NoAttribute, NotPermitted, TierFull
 from ctxfs.store.events import utc_text
 from ctxfs.store.store import Store
 from ctxfs.units import parse_duration_ns
 
-ATTRIBUTES_BYTES_MAX = 64 << 10  # names and values of foreign attributes of one block
 NAMES_BYTES_MAX = 60 << 10  # of these, names: the kernel lists 64 KiB of them, ours among them
 DTYPE_BYTES_MAX = 64
 SECOND_NS = 1_000_000_000
@@ -37,8 +36,9 @@ class NotSupported(CtxfsError):
 class Attributes:
     """Reads and writes the attributes of blocks and directories."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, bytes_max: int) -> None:
         self._store = store
+        self.bytes_max = bytes_max  # of the names and values of a block's foreign attributes
         self._catalog = store.catalog
         self._read: dict[bytes, Callable[[Block], str | bytes | None]] = {
             xattrs.TIER: self._tier,
@@ -91,9 +91,15 @@ class Attributes:
             return own + foreign
         if node.is_gone:
             return foreign
-        own = list(xattrs.BLOCK_LISTED)
-        own += [n for n in (xattrs.DIGEST, xattrs.PARENT, xattrs.DTYPE) if self._read[n](node)]
-        return own + foreign
+        set_here = {
+            xattrs.TIER: node.placement is not Placement.AUTO,
+            xattrs.TTL: node.expires_ns != NEVER,
+            xattrs.PIN: node.is_pinned(self._catalog.clock().boot_ns),
+            xattrs.PARENT: bool(node.extras and node.extras.parent),
+            xattrs.DTYPE: bool(node.extras and node.extras.dtype),
+            xattrs.DIGEST: node.state is State.SEALED,
+        }
+        return [*xattrs.BLOCK_LISTED, *(n for n, is_set in set_here.items() if is_set), *foreign]
 
     async def set(self, node: Node, name: bytes, value: bytes) -> None:
         """Set a value. Raises BadValue, NotPermitted, NotSupported, TierFull, DeviceError."""
@@ -107,10 +113,12 @@ class Attributes:
         writer = self._write.get(name)
         if writer is None:
             if name in xattrs.BLOCK_READ_ONLY:
+                if node.writing is not None:
+                    return  # a program that copies a block, attributes and all: no harm done
                 raise NotPermitted(f"{os.fsdecode(name)} can only be read")
             raise BadValue(f"no attribute {os.fsdecode(name)}")
         if node.is_gone:
-            raise NotPermitted("the block is gone")
+            raise BlockNotFound(repr(node.name))
         await writer(node, text)
 
     async def remove(self, node: Node, name: bytes) -> None:
@@ -144,8 +152,8 @@ class Attributes:
         if name == xattrs.USER_PREFIX:
             raise BadValue("an attribute needs a name after user.")
         kept = {**self._foreign(node), name: value}
-        if sum(len(n) + len(v) for n, v in kept.items()) > ATTRIBUTES_BYTES_MAX:
-            raise TierFull(f"a block keeps at most {ATTRIBUTES_BYTES_MAX} bytes of attributes")
+        if sum(len(n) + len(v) for n, v in kept.items()) > self.bytes_max:
+            raise TierFull(f"a block keeps at most {self.bytes_max} bytes of attributes")
         if sum(len(n) + 1 for n in kept) > NAMES_BYTES_MAX:
             raise TierFull(f"names of attributes have at most {NAMES_BYTES_MAX} bytes together")
         self._change_foreign(node, name, value)

@@ -182,6 +182,12 @@ class Mover:
             stuck.update(block.generation for block in victims)
         return False
 
+    async def free_one(self) -> None:
+        """Let at least one block leave the hot tier, however small. Raises TierFull."""
+        async with self._turn:
+            if not await self._free(1, set(), strict=False):
+                raise TierFull("the hot tier has no room for another file")
+
     def _may_change(self) -> bool:
         """Whether room may come back by itself: something moves, is written, or is open."""
         waiting = [self._catalog.names.by_inode.get(number) for number in self._waiting]
@@ -252,6 +258,8 @@ class Mover:
             try:
                 await self.demote(block)
                 return not block.is_hot
+            except BlockNotFound:
+                return True  # overwritten, unlinked or expired meanwhile
             except CtxfsError as error:
                 log.warning("cannot move %r to the cold tier: %s", block.name, error)
         if not self.may_evict(block, self._catalog.clock().boot_ns):

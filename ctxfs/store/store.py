@@ -6,6 +6,7 @@ import contextlib
 import enum
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ import trio
 
 from ctxfs.codec.digest import EMPTY
 from ctxfs.core.block import Block, Directory, Extras, Node, State, Writing
-from ctxfs.core.key import check_name
+from ctxfs.core.key import check_name, is_lock
 from ctxfs.core.meta import Placement
 from ctxfs.errors import (
     BlockExists,
@@ -262,12 +263,19 @@ class Store:
         others = self.catalog.names.private_of(directory, name)
         if flags & os.O_EXCL and (old is not None or any(b.opens for b in others)):
             raise BlockExists(repr(name))
+        shared = is_lock(name)
+        if shared and old is not None and self.goes_on(old, owner, flags):
+            return await self.open_for_write(old, owner, flags)
         base = None if flags & os.O_TRUNC else old
         block = await self.new_generation(directory, name, owner, base=base)
         block.mode, block.uid, block.gid = who.mode, who.uid, who.gid
+        if old is None:
+            block.extras = None  # of one that came while this waited for room
         self.catalog.counters.creates += 1
         handle = await self._open_writing(block, owner)
         handle.wrote = old is None or bool(flags & os.O_TRUNC)
+        if shared:
+            self.catalog.publish(block, directory, name)
         return handle
 
     async def new_generation(
@@ -282,7 +290,7 @@ class Store:
         block = self.catalog.new_block(directory, name)
         block.writing = Writing(owner, self.catalog.clock().boot_ns, base=base)
         try:
-            file = self._hot.create(block.generation)
+            file = await self._create_file(block)
         except CtxfsError:
             self.catalog.drop(block)
             raise
@@ -311,6 +319,13 @@ class Store:
         self.mover.release_file(file)
         return block
 
+    async def _create_file(self, block: Block) -> HotFile:
+        try:
+            return self._hot.create(block.generation)
+        except TierFull:  # empty blocks take no bytes, but inodes of the tmpfs
+            await self.mover.free_one()
+            return self._hot.create(block.generation)
+
     async def _copy(self, base: Block, block: Block, file: HotFile) -> None:
         handle = await self.open_for_read(base, owner=-1)
         try:
@@ -321,12 +336,15 @@ class Store:
                 need = self._hot.growth_ceiling(file, done, length)
                 await self.mover.reserve(need, file)
                 try:
-                    done += await trio.to_thread.run_sync(
+                    copied = await trio.to_thread.run_sync(
                         os.copy_file_range, handle.file.fd, file.fd, length, done, done
                     )
                 finally:
                     self._hot.settle(file)
                     self._hot.unreserve(need)
+                if not copied:  # its own writer shortened it meanwhile
+                    break
+                done += copied
             block.size, block.hot_bytes = file.size, file.physical_bytes
         finally:
             self.release(handle)
@@ -373,25 +391,28 @@ class Store:
         """Whether opening for writing goes on with this generation, or starts a new one.
 
         It goes on while its own process has it open for writing, or nobody else could see it, or
-        nobody else opened it since it was published. While the kernel has been lent its file, it
-        takes no other kind of open.
+        nobody else opened it since it was published. A lock file is one and the same to all.
+        While the kernel has been lent its file, it takes no other kind of open.
         """
         if block.is_gone:
             return False  # overwritten since its name was looked up; its last close is on its way
         writing = block.writing
         if writing is not None and not block.published:
             return True  # found through its owner's name, or through a descriptor
+        is_shared = is_lock(block.name)
+        if writing is not None and is_shared:
+            return True
         if writing is not None and writing.owner == owner:
             if writing.writers:
                 return True
             return not writing.seen and not flags & os.O_TRUNC
-        if block.state is not State.SEALED or flags & os.O_TRUNC:
+        if block.state is not State.SEALED or (flags & os.O_TRUNC and not is_shared):
             return False
         if self.catalog.is_cold(block) or self.mover.is_moving(block):
             return False
         if self._hot.is_lent(block.generation):
             return False
-        return self.catalog.fresh.get(block.generation) == owner
+        return is_shared or self.catalog.fresh.get(block.generation) == owner
 
     async def open_for_write(self, block: Block, owner: int, flags: int) -> Handle:
         """Go on writing a generation for which `goes_on` holds."""
@@ -423,12 +444,13 @@ class Store:
         """Return the descriptor of the hot file if the kernel may serve this open by itself.
 
         Only of a block that is sealed and has no holes (a mapping would fill them with memory that
-        nobody reserved), and only while no other open of it goes through us. To be called once for
-        each open of a client, by a channel that can lend.
+        nobody reserved), and only while no other open of it goes through us. A lock file is not
+        lent: others must be able to open it for writing. To be called once for each open of a
+        client, by a channel that can lend.
         """
         file, block = handle.file, handle.block
-        may = block.state is State.SEALED and not file.kept and not file.has_holes()
-        if file.lent or may:
+        may = block.state is State.SEALED and not is_lock(block.name)
+        if file.lent or (may and not file.kept and not file.has_holes()):
             handle.way = Way.LENT
             file.lent += 1
             self.catalog.counters.opens_lent += 1
@@ -457,7 +479,25 @@ class Store:
         return handle.file.mapping().view[offset:end]
 
     async def write(self, handle: Handle, offset: int, data: bytes | memoryview) -> int:
-        """Write all of `data`. Raises TierFull, NotPermitted."""
+        """Write all of `data`. Raises TierFull, NotPermitted.
+
+        A block that lacks bytes which were refused is not published nor sealed: not every program
+        looks at what it is told.
+        """
+        try:
+            done = await self._write_in_room(handle, offset, data)
+        except TierFull:
+            writing = handle.block.writing
+            if writing is not None and (writing.refused_at is None or offset < writing.refused_at):
+                writing.refused_at = offset
+            raise
+        writing = handle.block.writing
+        refused_at = writing.refused_at if writing is not None else None
+        if writing and refused_at is not None and offset <= refused_at < offset + done:
+            writing.refused_at = None  # tried again, with success
+        return done
+
+    async def _write_in_room(self, handle: Handle, offset: int, data: bytes | memoryview) -> int:
         block, file = handle.block, handle.file
         if offset + len(data) > self.block_bytes_max:
             raise TierFull(f"a block has at most {self.block_bytes_max} bytes")
@@ -514,6 +554,8 @@ class Store:
                 self.mover.lease_ended()
                 writing.epoch += 1
                 writing.changed = True
+            if writing.refused_at is not None and size <= writing.refused_at:
+                writing.refused_at = None
             self._grown(block, file)
         finally:
             if handle is None:
@@ -537,14 +579,32 @@ class Store:
 
     # -- publish, seal, release
 
-    def publish_on_close(self, handle: Handle) -> None:
-        """A descriptor that wrote was closed: its name switches to this generation."""
+    def publish_on_close(self, handle: Handle) -> bool:
+        """A descriptor that wrote was closed: its name switches to this generation.
+
+        False where the name is somebody else's by now, and stays so.
+        """
         block = handle.block
         writing = block.writing
         if not handle.writable or writing is None or block.published or block.is_gone:
-            return
+            return True
+        if writing.refused_at is not None:
+            return True
         if not block.directory.removed and (handle.wrote or writing.changed):
+            if not self._may_take_name(block):
+                return False
             self.catalog.publish(block, block.directory, block.name)
+        return True
+
+    def _may_take_name(self, block: Block) -> bool:
+        """Whether a sticky directory lets a block's owner replace what its name leads to.
+
+        The kernel asks when a file is opened or renamed; this one was begun before the other came.
+        """
+        old = self.catalog.names.find(block.directory, block.name)
+        if old is None or not block.directory.mode & stat.S_ISVTX:
+            return True
+        return block.uid in (0, old.uid, block.directory.uid)
 
     def release(self, handle: Handle) -> None:
         """The open description is gone: give up the lease; seal after the last writer."""
@@ -575,12 +635,12 @@ class Store:
     def _last_writer_gone(self, block: Block, writing: Writing) -> None:
         if block.is_gone:
             return
-        if block.published:
+        if block.published and writing.refused_at is None:
             assert self._nursery is not None
             self._nursery.start_soon(self._seal, block)
             return
         base = writing.base
-        if base is not None and not writing.changed:
+        if base is not None and not writing.changed and writing.refused_at is None:
             self._carry_attributes(block, base)
         else:
             self.catalog.counters.discarded += 1
@@ -710,6 +770,8 @@ class Store:
         old = self.catalog.names.find(directory, name)
         if old is not None and not replace:
             raise BlockExists(repr(name))
+        if source.writing is not None and source.writing.refused_at is not None:
+            raise TierFull("a write to this block had no room")
         if old is not source:
             self.catalog.publish(source, directory, name)
             self.mover.lease_ended()  # what was temporary may go for room now

@@ -182,7 +182,7 @@ class ColdTier:
         log = self._home(generation)
         if log is None:
             raise BlockNotFound(f"generation {generation} is not in the cold tier")
-        await log.read(generation, target)
+        await log.reader.read(generation, target)
 
     def _home(self, generation: int) -> ColdLog | None:
         return next((log for log in self._logs if generation in log.index), None)

@@ -1,7 +1,7 @@
 """What lies where on one cold device, and what is still needed of it: pure, no I/O.
 
-A place on the medium is kept as one integer, since there may be millions: a part (a data record)
-or a home (the segment and the length of the newest note about something).
+There may be millions of blocks, so a place on the medium is one integer: a part (a data record, see
+`cold_parts`) or a home (the segment, and the length of the newest note about something).
 """
 
 from collections.abc import Iterable
@@ -9,46 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from ctxfs.core.meta import Drop, Entry, MakeDirectory, Put, RemoveDirectory
-from ctxfs.ondisk.layout import ALIGN_BYTES
+from ctxfs.tiers.cold_parts import part_position, part_record_bytes, part_segment
 from ctxfs.tiers.cold_space import Segment, Space
 
 _NO_HOME: Final = -1
-_DATA_SHIFT: Final = 0  # 16 bits: pages of data
-_HEADER_SHIFT: Final = 16  # 8 bits: pages of header
-_POSITION_SHIFT: Final = 24  # 16 bits: pages from the start of the segment
-_SEGMENT_SHIFT: Final = 40
 _HOME_SHIFT: Final = 32
-
-
-def pack_part(segment: int, position: int, header_bytes: int, data_bytes: int) -> int:
-    """All but `segment` in bytes, multiples of 4096."""
-    return (
-        segment << _SEGMENT_SHIFT
-        | position // ALIGN_BYTES << _POSITION_SHIFT
-        | header_bytes // ALIGN_BYTES << _HEADER_SHIFT
-        | data_bytes // ALIGN_BYTES << _DATA_SHIFT
-    )
-
-
-def part_segment(part: int) -> int:
-    return part >> _SEGMENT_SHIFT
-
-
-def part_position(part: int) -> int:
-    """Of the record in its segment, bytes."""
-    return (part >> _POSITION_SHIFT & 0xFFFF) * ALIGN_BYTES
-
-
-def part_header_bytes(part: int) -> int:
-    return (part >> _HEADER_SHIFT & 0xFF) * ALIGN_BYTES
-
-
-def part_data_bytes(part: int) -> int:
-    return (part & 0xFFFF) * ALIGN_BYTES
-
-
-def part_record_bytes(part: int) -> int:
-    return part_header_bytes(part) + part_data_bytes(part)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,5 @@
 """One cold device: a log of records in segments, from opening to closing."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,24 +7,18 @@ import trio
 
 from ctxfs.core.meta import BlockMeta, Entry, MakeDirectory, Put
 from ctxfs.device.engine import Span
-from ctxfs.errors import BlockNotFound, DeviceError, TierFull
+from ctxfs.errors import DeviceError, TierFull
 from ctxfs.ondisk import ledger, record
 from ctxfs.ondisk.layout import ALIGN_BYTES, padded
 from ctxfs.ondisk.record import header_bytes_for
-from ctxfs.tiers.cold_buffers import slice_span
 from ctxfs.tiers.cold_health import Health
-from ctxfs.tiers.cold_index import (
-    ColdIndex,
-    part_data_bytes,
-    part_header_bytes,
-    part_position,
-    part_segment,
-)
+from ctxfs.tiers.cold_index import ColdIndex
+from ctxfs.tiers.cold_reader import ColdReader
 from ctxfs.tiers.cold_reclaim import Describe, Reclaimer
 from ctxfs.tiers.cold_replay import Contents, Replay
 from ctxfs.tiers.cold_requests import block_request, check_frame, note_request
 from ctxfs.tiers.cold_scan import VERIFY_NONE, Scan, ScanCounts
-from ctxfs.tiers.cold_space import FLOOR_WRITE, Segment, Space
+from ctxfs.tiers.cold_space import FLOOR_WRITE, Space
 from ctxfs.tiers.cold_volume import ColdDevice, Volume
 from ctxfs.tiers.cold_writer import ColdWriter
 
@@ -83,6 +76,9 @@ class ColdLog:
             describe,
             record.make_salt(found.uuid),
         )
+        self.reader = ColdReader(
+            self._engine, self.health, self.space, self.index, self._reclaimer.readers_left
+        )
         self._committing = trio.Lock()
         self._flushing = trio.Lock()
         self._reclaiming = trio.Lock()
@@ -125,7 +121,7 @@ class ColdLog:
 
     def see_stamp(self, stamp: int) -> None:
         """Entries up to `stamp` are out there, be it elsewhere."""
-        self._writer.stamp = max(self._writer.stamp, stamp)
+        self._writer.placer.stamp = max(self._writer.placer.stamp, stamp)
 
     # -- blocks
 
@@ -152,64 +148,10 @@ class ColdLog:
         if request.error is not None:
             raise request.error
 
-    async def read(self, generation: int, target: Span) -> None:
-        """The block's bytes, with the zeros behind them, straight into `target`.
-
-        Raises BlockNotFound, DeviceError.
-        """
-        parts = self.index.parts(generation)
-        if not parts:
-            raise BlockNotFound(f"generation {generation} is not in the cold tier")
-        self.health.check_present()
-        if sum(part_data_bytes(part) for part in parts) > target.length:
-            raise ValueError("the target is shorter than the block")
-        segments = [self.space.segments[part_segment(part)] for part in parts]
-        for segment in segments:
-            segment.readers += 1
-        try:
-            await self._read_parts(parts, target)
-        except DeviceError as error:
-            self.health.note_trouble(error)
-            raise
-        finally:
-            self._let_go(segments)
-
-    async def _read_parts(self, parts: Sequence[int], target: Span) -> None:
-        if len(parts) == 1:
-            await self._read_part(parts[0], target, 0)
-            return
-        errors: list[DeviceError] = []
-
-        async def read(part: int, at: int) -> None:
-            try:
-                await self._read_part(part, target, at)
-            except DeviceError as error:
-                errors.append(error)
-
-        async with trio.open_nursery() as nursery:
-            at = 0
-            for part in parts:
-                nursery.start_soon(read, part, at)
-                at += part_data_bytes(part)
-        if errors:
-            raise errors[0]
-
-    async def _read_part(self, part: int, target: Span, at: int) -> None:
-        length = part_data_bytes(part)
-        if length:
-            start = self.space.geometry.segment_offset(part_segment(part))
-            offset = start + part_position(part) + part_header_bytes(part)
-            await self._engine.read(offset, slice_span(target, at, length))
-
-    def _let_go(self, segments: Sequence[Segment]) -> None:
-        for segment in segments:
-            segment.readers -= 1
-        self._reclaimer.readers_left.unpark_all()
-
     def drop(self, generation: int, stamp: int) -> None:
         """The block's room is free at once; that it is gone is on the medium after a sync."""
         # Higher than that of any record of it so far, whatever the caller counts.
-        stamp = max(stamp, self._writer.stamp + 1)
+        stamp = max(stamp, self._writer.placer.stamp + 1)
         if self.index.bury(generation, stamp):
             self.see_stamp(stamp)
 
@@ -331,4 +273,4 @@ class ColdLog:
     async def close(self) -> None:
         """Final commit, and the superblock says so. Raises DeviceError."""
         await self.sync()
-        await self._volume.write(good_sequence=self._writer.next_sequence, clean=True)
+        await self._volume.write(good_sequence=self._writer.placer.next_sequence, clean=True)

@@ -23,12 +23,8 @@ from ctxfs.ondisk.layout import ALIGN_BYTES
 from ctxfs.ondisk.record import Place
 from ctxfs.tiers.cold_buffers import Scratch
 from ctxfs.tiers.cold_health import Health
-from ctxfs.tiers.cold_index import (
-    ColdIndex,
-    part_header_bytes,
-    part_position,
-    part_record_bytes,
-)
+from ctxfs.tiers.cold_index import ColdIndex
+from ctxfs.tiers.cold_parts import part_header_bytes, part_position, part_record_bytes
 from ctxfs.tiers.cold_requests import DataRequest, carried_request, note_request
 from ctxfs.tiers.cold_space import (
     FLOOR_CARRY,

@@ -15,7 +15,8 @@ from ctxfs.core.meta import (
 )
 from ctxfs.ondisk import ledger
 from ctxfs.ondisk.record import RecordHeader, RecordKind
-from ctxfs.tiers.cold_index import ColdIndex, Grave, pack_part, part_segment
+from ctxfs.tiers.cold_index import ColdIndex, Grave
+from ctxfs.tiers.cold_parts import pack_part, part_segment
 from ctxfs.tiers.cold_space import Segment
 
 _IN_DATA: Final = -1  # the newest attributes are in a data record, not in a note's segment

@@ -18,10 +18,9 @@ from ctxfs.tiers.cold_space import FLOOR_CARRY, FLOOR_WRITE
 class Group:
     """Requests that one caller waits for."""
 
-    def __init__(self) -> None:
-        self.left = 0  # how many are not finished
-        self.wake = trio.Event()  # all are finished, or this caller is to write now
-        self.appointed = False  # the latter
+    def __init__(self, count: int) -> None:
+        self.left = count  # how many are not finished
+        self.finished = trio.Event()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -32,6 +31,7 @@ class Request:
     group: Group | None = None
     taken: bool = False
     placed: bool = False  # all of it has its place
+    unsettled: int = 0  # batches in flight that it is in
     error: Exception | None = None
 
     def finish(self, error: Exception | None = None) -> None:
@@ -42,7 +42,7 @@ class Request:
         if group is not None:
             group.left -= 1
             if not group.left:
-                group.wake.set()
+                group.finished.set()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

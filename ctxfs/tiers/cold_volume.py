@@ -16,7 +16,8 @@ from ctxfs.tiers.cold_buffers import Scratch
 class ColdDevice:
     """A device or file for the cold tier. Whoever opened the engine runs and closes it.
 
-    `format`: what is on it, ours or not, is overwritten.
+    `format`: what is on it is overwritten, unless it is a cold tier that can be used as it is. It
+    may stand in a configuration file, and must not cost the blocks at every start.
     """
 
     path: str
@@ -56,7 +57,7 @@ class Volume:
 async def open_volume(
     device: ColdDevice, make_uuid: Callable[[], uuid.UUID] = uuid.uuid4
 ) -> Volume:
-    """Read the superblocks; format a blank device, or any if the caller says so.
+    """Read the superblocks; format a blank device, or any other if the caller says so.
 
     Raises ForeignSignature where somebody else's data is on it, ConfigError where ours cannot be
     used (too small, damaged, of a later format), DeviceError. In all these cases nothing was
@@ -67,10 +68,14 @@ async def open_volume(
         raise ConfigError(f"{device.path} is too small: {device.engine.size_bytes} bytes")
     start = Scratch(length)
     await device.engine.read(0, start.span(0, length))
-    if not device.format:
+    found = None
+    try:
         found = _recognise(device, start.view)
-        if found is not None:
-            return Volume(device.engine, found)
+    except ConfigError:
+        if not device.format:
+            raise
+    if found is not None:
+        return Volume(device.engine, found)
     return await _format(device, start, make_uuid().bytes)
 
 

@@ -1,134 +1,87 @@
 """The writing end of one cold device: batches of records, in order, into the open segment.
 
-There is no task of its own. Whoever comes first writes, also what others bring meanwhile, until
-its own requests are done; then the next in the queue is appointed. So there is one batch in
-flight at a time, and what is acknowledged has every earlier record of its segment on the device:
-a scan never stops before it.
+Two batches may be in flight, so that the device never waits for the next one; they are settled in
+their order. So what is acknowledged has every earlier record of its segment on the device, and a
+scan never stops before it.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
-from ctxfs.device.engine import Engine, Span
+from ctxfs.device.engine import Engine
 from ctxfs.errors import DeviceError, TierFull
-from ctxfs.ondisk import record
-from ctxfs.ondisk import segment as segment_header
-from ctxfs.ondisk.record import Place, RecordHeader, RecordKind, header_bytes_for
-from ctxfs.ondisk.segment import SEGMENT_HEADER_BYTES
-from ctxfs.tiers.cold_buffers import Scratch, checksum, slice_span
+from ctxfs.tiers.cold_buffers import Scratch
 from ctxfs.tiers.cold_health import Health
-from ctxfs.tiers.cold_index import ColdIndex, pack_part
-from ctxfs.tiers.cold_requests import DataRequest, Group, NoteRequest, Request, take_frames
-from ctxfs.tiers.cold_space import Segment, Space
+from ctxfs.tiers.cold_index import ColdIndex
+from ctxfs.tiers.cold_placing import ARENA_BYTES, Batch, Item, Placer
+from ctxfs.tiers.cold_requests import DataRequest, Group, NoteRequest, Request
+from ctxfs.tiers.cold_space import Space
 
-BATCH_BYTES: Final = 16 << 20
-_ARENA_BYTES: Final = 2 << 20  # headers of one batch
+_BATCHES_AT_ONCE: Final = 2
 # Small neighbours go out as one write, up to so much; where it fails, so much is lost.
 _MERGE_BYTES_MAX: Final = 1 << 20
 _MERGE_SHARE: Final = 8  # of a segment: one in so many
 _MERGE_SPANS: Final = 256
 
 
-@dataclass(slots=True)
-class _Item:
-    """One record, or a segment's own header, that has its place."""
-
-    segment: Segment
-    position: int
-    spans: list[Span]
-    length_bytes: int
-    request: Request | None
-    part: int = 0  # of a data record
-    notes: Sequence[int] = ()  # of a note record: which of the request's entries
-
-
-@dataclass(slots=True)
-class _Batch:
-    items: list[_Item] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    left: list[Segment] = field(default_factory=list)  # there was too little room in them
-    length_bytes: int = 0
-    headers_used: int = 0
-
-    def header(self, length_bytes: int, arena: Scratch) -> tuple[memoryview, Span]:
-        start = self.headers_used
-        self.headers_used += length_bytes
-        return arena.view[start : start + length_bytes], arena.span(start, length_bytes)
-
-    def takes(self, header_bytes: int) -> bool:
-        """Whether one more record, and a segment header before it, still go in."""
-        most = self.headers_used + header_bytes + SEGMENT_HEADER_BYTES
-        return self.length_bytes < BATCH_BYTES and most <= _ARENA_BYTES
-
-
 class ColdWriter:
-    """Raises nothing of its own but what `submit` leaves in each request's `error`."""
+    """Raises nothing of its own: how it went is left in each request's `error`.
+
+    The task that writes is started by the first request and ends with the last. It is a system
+    task, for it works for many callers, none of whom owns it; it does not outlive them, since each
+    waits, shielded, until what it asked for is finished.
+    """
 
     def __init__(
-        self,
-        engine: Engine,
-        health: Health,
-        space: Space,
-        index: ColdIndex,
-        uuid: bytes,
+        self, engine: Engine, health: Health, space: Space, index: ColdIndex, uuid: bytes
     ) -> None:
         self._engine = engine
         self._health = health
         self._space = space
         self._index = index
-        self._uuid = uuid
-        self._salt = record.make_salt(uuid)
+        self.placer = Placer(space, uuid)
         self._merge_bytes = min(_MERGE_BYTES_MAX, space.geometry.segment_bytes // _MERGE_SHARE)
-        self._next_sequence = 0
         self._queue: deque[Request] = deque()
-        self._leading = False
-        self._arena = Scratch(_ARENA_BYTES)
-        self.stamp = 0  # the highest of any entry that went through here
-        self.batches = 0  # finished
-        self.writing = False  # a batch is in flight
+        self._inflight: deque[Batch] = deque()
+        self._arenas = [Scratch(ARENA_BYTES) for _ in range(_BATCHES_AT_ONCE)]
+        # By sequence of a segment: the position from which on its records are lost, and why.
+        self._failures: dict[int, tuple[int, DeviceError]] = {}
+        self._signal = trio.Event()  # something was queued, or a batch is written
+        self.writing = False
+        self.batches = 0  # settled
         self.batch_ended = trio.lowlevel.ParkingLot()
         # Every record in a segment of a lower sequence has been written or has failed.
         self.settled_sequence = 0
 
-    @property
-    def next_sequence(self) -> int:
-        """Higher than that of any segment begun so far."""
-        return self._next_sequence
-
     def start_with(self, sequence: int) -> None:
         """The next segment gets this sequence: higher than any on the medium, now or ever."""
-        self._next_sequence = self.settled_sequence = sequence
+        self.placer.next_sequence = self.settled_sequence = sequence
 
     async def submit(self, requests: Sequence[Request]) -> None:
-        """Return when all are finished; each says in `error` how it went.
+        """Return when all are finished.
 
         Cancelled: what is not begun is withdrawn, what is begun is finished first, so memory is
         no longer touched. Cancelled is raised only where something was withdrawn.
         """
-        group = Group()
-        group.left = len(requests)
+        group = Group(len(requests))
         for request in requests:
             request.group = group
         self._queue.extend(requests)
-        if self._leading:
-            try:
-                await group.wake.wait()
-            except trio.Cancelled:
-                withdrawn = self._withdraw(requests)
-                if group.left:
-                    with trio.CancelScope(shield=True):
-                        await group.wake.wait()
-                await self._lead(group)
-                if withdrawn:
-                    raise
-                return
-        else:
-            self._leading = group.appointed = True
-        await self._lead(group)
+        self._signal.set()
+        if not self.writing:
+            self.writing = True
+            trio.lowlevel.spawn_system_task(self._work, name="ctxfs cold writer")
+        try:
+            await group.finished.wait()
+        except trio.Cancelled:
+            withdrawn = self._withdraw(requests)
+            with trio.CancelScope(shield=True):
+                await group.finished.wait()
+            if withdrawn:
+                raise
 
     def _withdraw(self, requests: Sequence[Request]) -> bool:
         untaken = [request for request in requests if request.group and not request.taken]
@@ -137,171 +90,78 @@ class ColdWriter:
             request.finish(DeviceError("withdrawn"))
         return bool(untaken)
 
-    async def _lead(self, group: Group) -> None:
-        """Write until the group is done, if it is this one's turn, and appoint the next."""
-        if not group.appointed:
-            return
+    async def _work(self) -> None:
+        """Write until nothing is queued or in flight."""
         try:
             with trio.CancelScope(shield=True):
-                while group.left:
-                    await self._write_batch()
-        finally:
-            following = self._queue[0].group if self._queue else None
-            if following is None:
-                self._leading = False
-            else:
-                following.appointed = True
-                following.wake.set()
-
-    # -- one batch
-
-    async def _write_batch(self) -> None:
-        batch = _Batch()
-        self.writing = True
-        try:
-            await self._fill(batch)
-            failures = await self._write(batch)
-        except BaseException as error:  # a bug: nobody may wait for ever because of it
-            for request in batch.requests:
+                while self._queue:  # leaving the nursery takes a turn, and more may come in it
+                    async with trio.open_nursery() as nursery:
+                        await self._write_all(nursery)
+        except BaseException as error:  # a bug: it ends the daemon, and nobody waits for ever
+            for request in {request for batch in self._inflight for request in batch.requests}:
+                request.finish(DeviceError(f"the writer failed: {error!r}"))
+            for request in self._queue:
                 request.finish(DeviceError(f"the writer failed: {error!r}"))
             raise
-        else:
-            self._settle(batch, failures)
         finally:
             self.writing = False
             self.batch_ended.unpark_all()
 
-    async def _fill(self, batch: _Batch) -> None:
+    async def _write_all(self, nursery: trio.Nursery) -> None:
+        while self._queue or self._inflight:
+            while self._inflight and self._inflight[0].written:
+                self._settle(self._inflight.popleft())
+            if self._queue and len(self._inflight) < _BATCHES_AT_ONCE:
+                batch = Batch(self._arenas.pop())
+                self._inflight.append(batch)
+                await self._fill(batch)
+                nursery.start_soon(self._write, batch)
+            elif self._inflight:
+                self._signal = trio.Event()
+                await self._signal.wait()
+
+    async def _fill(self, batch: Batch) -> None:
         """Give places to what is queued, until the batch is full."""
         while self._queue:
             request = self._queue[0]
-            if request.error is None:  # else a part of it failed, and it is finished
+            if request.error is None:  # else a part of it failed, and the rest is not tried
                 request.taken = True
+                request.unsettled += 1
                 batch.requests.append(request)
                 try:
-                    if isinstance(request, DataRequest):
-                        await self._place_data(request, batch)
-                    elif isinstance(request, NoteRequest):
-                        self._place_notes(request, batch)
+                    await self.placer.place(request, batch)
                 except TierFull as error:
                     request.error = error
                 if not request.placed and request.error is None:
                     return  # the rest of it comes with the next batch
             self._queue.popleft()
 
-    async def _place_data(self, request: DataRequest, batch: _Batch) -> None:
-        header_bytes = request.header_bytes
-        total = request.source.length
-        while not request.placed:
-            if not batch.takes(header_bytes):
-                return
-            left = total - request.placed_bytes
-            least = header_bytes + min(left, self._space.geometry.split_bytes_min)
-            segment = self._segment_with(least, request.floor, batch)
-            data_bytes = min(left, self._space.rest_bytes - header_bytes)
-            start = request.placed_bytes
-            data = slice_span(request.source, start, data_bytes)
-            whole = data_bytes == total
-            header = RecordHeader(
-                kind=RecordKind.DATA,
-                header_bytes=header_bytes,
-                stamp=self.stamp + 1,
-                generation=request.meta.generation,
-                part_offset=request.content_offset + start,
-                part_length=min(data_bytes, request.content_length - start),
-                data_bytes=data_bytes,
-                data_checksum=request.data_checksum if whole else await checksum(data),
-            )
-            item = self._place(segment, header, request.frames, batch, request)
-            if data_bytes:
-                item.spans.append(data)
-            item.part = pack_part(segment.index, item.position, header_bytes, data_bytes)
-            segment.generations.append(request.meta.generation)
-            request.tried.add(segment.index)
-            request.stamp = max(request.stamp, header.stamp)
-            request.placed_bytes += data_bytes
-            request.placed = request.placed_bytes == total
-
-    def _place_notes(self, request: NoteRequest, batch: _Batch) -> None:
-        frames = request.frames
-        while request.next < len(frames):
-            least = header_bytes_for(len(frames[request.next]))
-            if not batch.takes(max(least, self._space.geometry.header_bytes_max)):
-                return
-            segment = self._segment_with(least, request.floor, batch)
-            room = min(self._space.rest_bytes, self._space.geometry.header_bytes_max)
-            count = take_frames(frames, request.next, room)
-            taken = range(request.next, request.next + count)
-            data = b"".join(frames[at] for at in taken)
-            header = RecordHeader(
-                kind=RecordKind.NOTE,
-                header_bytes=header_bytes_for(len(data)),
-                stamp=self.stamp + 1,
-            )
-            self._place(segment, header, data, batch, request).notes = taken
-            request.next += count
-        request.placed = True
-
-    def _place(
-        self,
-        segment: Segment,
-        header: RecordHeader,
-        frames: bytes,
-        batch: _Batch,
-        request: Request,
-    ) -> _Item:
-        view, span = batch.header(header.header_bytes, self._arena)
-        place = Place(self._salt, segment.sequence, segment.used_bytes)
-        record.encode_into(view, header, place, frames)
-        item = _Item(segment, segment.used_bytes, [span], header.record_bytes, request)
-        segment.used_bytes += header.record_bytes
-        batch.items.append(item)
-        batch.length_bytes += header.record_bytes
-        return item
-
-    def _segment_with(self, least_bytes: int, floor: int, batch: _Batch) -> Segment:
-        """The open segment, a new one if it has less room. Raises TierFull where none is free."""
-        if self._space.open is not None and self._space.rest_bytes >= least_bytes:
-            return self._space.open
-        left = self._space.open
-        segment = self._space.open_next(self._next_sequence, floor)
-        if segment is None:
-            raise TierFull("no segment is free")
-        if left is not None:
-            batch.left.append(left)
-        self._next_sequence += 1
-        view, span = batch.header(SEGMENT_HEADER_BYTES, self._arena)
-        view[:] = segment_header.encode(self._uuid, segment.index, segment.sequence)
-        batch.items.append(_Item(segment, 0, [span], SEGMENT_HEADER_BYTES, None))
-        return segment
-
-    async def _write(self, batch: _Batch) -> dict[int, tuple[int, DeviceError]]:
-        """Per segment index: the position from which on its records are lost, and why."""
-        failures: dict[int, tuple[int, DeviceError]] = {}
-
-        async def write(items: Sequence[_Item]) -> None:
-            first = items[0]
-            offset = self._space.geometry.segment_offset(first.segment.index) + first.position
-            try:
-                self._health.check_present()
-                await self._engine.write(offset, [span for item in items for span in item.spans])
-            except DeviceError as error:
-                known = failures.get(first.segment.index)
-                if known is None or first.position < known[0]:
-                    failures[first.segment.index] = (first.position, error)
-                self._health.note_failure(error)
-
+    async def _write(self, batch: Batch) -> None:
         async with trio.open_nursery() as nursery:
             for run in _merge(batch.items, self._merge_bytes):
-                nursery.start_soon(write, run)
-        if not failures:
+                nursery.start_soon(self._write_run, batch, run)
+        if batch.items and not batch.failures:
             self._health.note_success()
-        return failures
+        batch.written = True
+        self._signal.set()
 
-    def _settle(self, batch: _Batch, failures: dict[int, tuple[int, DeviceError]]) -> None:
+    async def _write_run(self, batch: Batch, items: Sequence[Item]) -> None:
+        first = items[0]
+        offset = self._space.geometry.segment_offset(first.segment.index) + first.position
+        try:
+            self._health.check_present()
+            await self._engine.write(offset, [span for item in items for span in item.spans])
+        except DeviceError as error:
+            batch.failures.append((first, error))
+            self._health.note_failure(error)
+
+    # -- what became of it
+
+    def _settle(self, batch: Batch) -> None:
         """Tell the index what is on the device now, and the callers how it went."""
+        self._note_failures(batch)
         for item in batch.items:
-            failure = failures.get(item.segment.index)
+            failure = self._failures.get(item.segment.sequence)
             lost = failure is not None and item.position >= failure[0]
             request = item.request
             if isinstance(request, NoteRequest):
@@ -310,17 +170,36 @@ class ColdWriter:
                 request.parts.append(item.part)
             if lost and failure is not None and request is not None and request.error is None:
                 request.error = failure[1]
-        if self._space.open is not None and self._space.open.index in failures:
-            self._space.close_open()
         self._space.settle(batch.left)
         for request in batch.requests:
-            if request.placed or request.error is not None:
+            request.unsettled -= 1
+            if not request.unsettled and (request.placed or request.error is not None):
                 self._finish(request)
+        self._arenas.append(batch.arena)
         self.batches += 1
-        opened = self._space.open
-        self.settled_sequence = opened.sequence if opened else self._next_sequence
+        self.settled_sequence = self._first_unsettled_sequence()
+        if not self._inflight:
+            self._failures.clear()
+        self.batch_ended.unpark_all()
 
-    def _settle_notes(self, request: NoteRequest, item: _Item, lost: bool) -> None:
+    def _note_failures(self, batch: Batch) -> None:
+        """Behind a record that failed nothing in its segment is found again: close it there."""
+        for item, error in batch.failures:
+            known = self._failures.get(item.segment.sequence)
+            if known is None or item.position < known[0]:
+                self._failures[item.segment.sequence] = item.position, error
+            if self._space.open is item.segment:
+                self._space.open = None
+                # The next batch, if there is one, may be writing to it still.
+                (self._inflight[-1] if self._inflight else batch).left.append(item.segment)
+
+    def _first_unsettled_sequence(self) -> int:
+        sequences = [item.segment.sequence for batch in self._inflight for item in batch.items]
+        opened = self._space.open
+        sequences.append(opened.sequence if opened else self.placer.next_sequence)
+        return min(sequences)
+
+    def _settle_notes(self, request: NoteRequest, item: Item, lost: bool) -> None:
         for at in item.notes:
             entry = request.entries[at]
             if lost:
@@ -340,14 +219,14 @@ class ColdWriter:
                 else:
                     self._index.add_holders(generation, request.tried)
             else:  # failed, or dropped while it was carried over; yet it may be on the medium
-                self.stamp = max(self.stamp, request.stamp)
+                self.placer.stamp = max(self.placer.stamp, request.stamp)
                 self._index.bury_remains(generation, request.stamp, request.tried)
         request.finish()
 
 
-def _merge(items: Sequence[_Item], merge_bytes: int) -> list[list[_Item]]:
+def _merge(items: Sequence[Item], merge_bytes: int) -> list[list[Item]]:
     """Runs of neighbours that are better written at once."""
-    runs: list[list[_Item]] = []
+    runs: list[list[Item]] = []
     length = spans = 0
     for item in items:
         last = runs[-1][-1] if runs else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.mount.harness import wait_until
@@ -138,6 +139,15 @@ class DirectoryStream:
 
     def __exit__(self, *exc: object) -> None:
         _libc.closedir(self._stream)
+
+
+def error_of(action: Callable[[], object]) -> int:
+    """Return the errno that `action` fails with, 0 if it does not."""
+    try:
+        action()
+    except OSError as error:
+        return error.errno or -1
+    return 0
 
 
 def attribute(path: Path, name: str) -> str:

@@ -64,6 +64,7 @@ class Daemon:
             str(self.mount),
         ]
         self.process: subprocess.Popen[str] | None = None
+        self.refused_with = 0  # exit status of a daemon that did not start
 
     def start(self) -> Daemon:
         """Start, and return when the mount answers."""
@@ -74,7 +75,8 @@ class Daemon:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if "is mounted" not in line:
-            self.process.wait()
+            self.refused_with = self.process.wait(STOP_S)
+            self._close()
             raise AssertionError(f"the daemon did not start: {line!r}\n{self.log()}")
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import struct
@@ -22,8 +23,7 @@ READ_ONLY = (
     "story",
 )  # fmt: skip
 ALWAYS_LISTED = {
-    "tier", "copies", "ttl", "pin", "state", "generation", "stored", "codec", "hits", "idle",
-    "created", "digest",
+    "copies", "state", "generation", "stored", "codec", "hits", "idle", "created", "digest",
 }  # fmt: skip
 # version 2; user::rw-, user:65534:r--, group::r--, mask::r--, other::r--
 ACL = struct.pack("<I", 2) + b"".join(
@@ -230,7 +230,33 @@ def test_listing_names_all_that_is_set(one: Daemon, name: str) -> None:
     assert set(lines) == expected
     assert lines["user.ctx.parent"] == '"before"'
     assert lines["user.vendor.layer"] == '"17"'
-    assert lines["user.ctx.tier"] == '"hot"'
+    assert lines["user.ctx.copies"] == '"hot"'
+
+
+def test_copies_of_a_block_do_not_take_over_what_nobody_set(one: Daemon, name: str) -> None:
+    path = one.put(name, b"content")
+    one.wait_sealed(name)
+    copied = run("cp", "-a", "--preserve=all", path, path.with_name(f"{name} copy"))
+    assert (copied.returncode, copied.stderr) == (0, "")
+    moved = run("sh", "-c", 'cp -a "$1" "$2/m" && mv "$2/m" "$1 moved"', "-", path, one.state)
+    assert (moved.returncode, moved.stderr) == (0, "")
+    for other in (f"{name} copy", f"{name} moved"):
+        one.wait_sealed(other)
+        assert json.loads(one.get(other, "story"))["placement"] == "auto"
+        assert one.get(other, "digest") == one.get(name, "digest")
+
+
+def test_what_was_set_is_copied(one: Daemon, name: str) -> None:
+    path = one.put(name, b"content")
+    one.set(name, "pin", "1")
+    one.set(name, "ttl", "1h")
+    one.set(name, "dtype", "bf16")
+    assert {CTX + each for each in ("pin", "ttl", "dtype")} < set(os.listxattr(path))
+    copied = run("cp", "-a", path, path.with_name(f"{name} copy"))
+    assert (copied.returncode, copied.stderr) == (0, "")
+    assert one.get(f"{name} copy", "pin") == "1"
+    assert float(one.get(f"{name} copy", "ttl")) > 3500
+    assert one.get(f"{name} copy", "dtype") == "bf16"
 
 
 # -- chains

@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 import subprocess
+import tempfile
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from tests.mount.calls import (
     UTIME_NOW,
     UTIME_OMIT,
     attribute,
+    error_of,
     fallocate,
     set_times,
     wait_sealed,
@@ -237,14 +239,6 @@ def test_every_kind_of_advice_is_taken_and_harms_nothing(place: Path) -> None:
         for advice in advices:
             os.posix_fadvise(file.fileno(), 0, 0, advice)
             assert os.pread(file.fileno(), MIB, 0) == content
-
-
-def error_of(action: Callable[[], object]) -> int:
-    try:
-        action()
-    except OSError as error:
-        return error.errno or 0
-    return 0
 
 
 @pytest.mark.parametrize("emulated", [True, False])
@@ -573,3 +567,17 @@ def test_appends_of_one_writer_follow_each_other(place: Path) -> None:
         assert file.tell() == len(expected)
         file.write(b"end")
     assert elsewhere(path.read_bytes) == expected + b"end"
+
+
+def test_temporary_files_of_python_work(place: Path) -> None:
+    # without a name: O_TMPFILE is asked for first, and must be refused as unsupported
+    nameless = partial(os.open, place, os.O_TMPFILE | os.O_RDWR, 0o600)
+    assert error_of(nameless) == errno.EOPNOTSUPP
+    with tempfile.TemporaryFile(dir=place) as file:
+        file.write(b"scratch")
+        file.seek(0)
+        assert file.read() == b"scratch"
+    with tempfile.NamedTemporaryFile(dir=place, delete=False) as named:
+        named.write(b"kept")
+    assert elsewhere(Path(named.name).read_bytes) == b"kept"
+    assert os.listdir(place) == [Path(named.name).name]

@@ -573,3 +573,23 @@ def test_names_overwritten_in_place_by_several_processes_never_fail(place: Path)
             assert content in [bytes([each]) * 8192 for each in range(1, 5)]
 
     together([partial(overwrite, number) for number in range(1, 5)])
+
+
+def test_truncation_by_name_in_a_storm_of_overwrites_never_fails(place: Path) -> None:
+    path = place / "storm"
+    path.write_bytes(b"x" * 5000)
+
+    def truncate(number: int) -> None:
+        for turn in range(150):
+            os.truncate(path, 1000 + turn * 10 + number)
+
+    def overwrite() -> None:
+        for turn in range(150):
+            temporary = place / f"storm.tmp{turn}"
+            temporary.write_bytes(b"x" * (5000 + turn))
+            os.rename(temporary, path)
+
+    together([partial(truncate, number) for number in range(3)] + [overwrite])
+    assert set(path.read_bytes()) <= {ord("x"), 0}
+    os.truncate(path, 10)
+    assert elsewhere(path.read_bytes) == path.read_bytes() == b"x" * 10

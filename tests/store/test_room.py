@@ -8,6 +8,7 @@ import trio
 
 from ctxfs.errors import BlockNotFound, TierFull
 from ctxfs.store.store import NewOwner
+from ctxfs.tiers.hot import HotFile
 from tests.store.world import MIB, OWNER, World, get, get_attribute, put, set_attribute
 
 
@@ -165,3 +166,22 @@ async def test_a_together_directory_is_evicted_whole(hot_world: World) -> None:
             await put(store, f"k{number}", content(number))
         assert names.find(names.root, b"prompt") is None
         assert directory.removed
+
+
+async def test_a_tier_without_inodes_left_evicts_empty_blocks(
+    hot_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hot_world.store() as store:
+        hot = store.catalog.hot
+        create = hot.create
+
+        def create_among_few(generation: int) -> HotFile:
+            if store.catalog.block_count > 100:
+                raise TierFull("no inode")
+            return create(generation)
+
+        monkeypatch.setattr(hot, "create", create_among_few)
+        for number in range(150):
+            await put(store, f"k{number}", b"")
+        assert store.catalog.counters.evicted >= 50
+        assert await get(store, "k149") == b""

@@ -134,10 +134,14 @@ async def get(store: Store, name: str) -> bytes:
 async def set_attribute(store: Store, name: str, attribute: str, value: str) -> None:
     """Like setfattr -n user.ctx.ATTRIBUTE."""
     block = store.catalog.names.resolve(name.encode())
-    await Attributes(store).set(block, f"user.ctx.{attribute}".encode(), value.encode())
+    await Attributes(store, bytes_max=1 << 16).set(
+        block, f"user.ctx.{attribute}".encode(), value.encode()
+    )
 
 
 def get_attribute(store: Store, name: str, attribute: str) -> str:
     """Like getfattr -n user.ctx.ATTRIBUTE."""
     block = store.catalog.names.resolve(name.encode())
-    return Attributes(store).get(block, f"user.ctx.{attribute}".encode()).decode()
+    return (
+        Attributes(store, bytes_max=1 << 16).get(block, f"user.ctx.{attribute}".encode()).decode()
+    )

@@ -223,7 +223,7 @@ class ColdMachine(RuleBasedStateMachine):
 
 TestColdMachine = ColdMachine.TestCase
 TestColdMachine.settings = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxfs.ondisk.layout import choose_geometry
-from ctxfs.tiers.cold_index import (
+from ctxfs.tiers.cold_parts import (
     pack_part,
     part_data_bytes,
     part_header_bytes,

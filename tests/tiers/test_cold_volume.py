@@ -66,8 +66,16 @@ async def test_foreign_data_is_refused_by_name_and_nothing_is_written() -> None:
     await rig.check(1)
 
 
-async def test_formatting_forgets_what_was_there() -> None:
+async def test_formatting_leaves_a_good_cold_tier_alone() -> None:
     rig = await _rig_with_a_block()
+    assert set((await rig.open(format=True)).blocks) == {1}
+    await rig.check(1)
+
+
+async def test_formatting_a_damaged_device_forgets_what_was_there() -> None:
+    rig = await _rig_with_a_block()
+    for offset in _SUPERBLOCKS:
+        rig.engines[0].medium[offset + 100] ^= 1
     assert (await rig.open(format=True)).blocks == {}
     assert (await rig.crash()).blocks == {}
 
