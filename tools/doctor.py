@@ -58,7 +58,8 @@ def mount_checks(
             _machine.OK,
             f"answers: pid {stats['pid']}, {stats['blocks']['total']} blocks",
         )
-        yield channel_check(mount.point, stats)
+        if "channel_why" in stats:  # the daemon may be older than this tool
+            yield channel_check(mount.point, stats)
         yield from device_checks(stats["tiers"])
     if waiting is not None and waiting.isdigit() and int(waiting) > 0:
         yield Check(

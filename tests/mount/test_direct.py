@@ -138,8 +138,7 @@ def test_a_block_with_holes_is_not_lent_and_maps_take_no_memory(direct: Daemon) 
 
 def fill(path: Path, written: list[int]) -> None:
     with open(path, "wb", buffering=0) as file:
-        for number in range(64):
-            written.append(file.write(noise(number, MIB)))
+        written.extend(file.write(noise(number, MIB)) for number in range(64))
 
 
 @needs_passthrough

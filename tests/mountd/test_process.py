@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -44,13 +43,11 @@ def test_a_process_that_was_told_to_end_is(
 
 
 def test_a_signal_that_is_blocked_ends_nothing() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert not process.is_to_end(os.getpid())
-    finally:
-        signal.sigtimedwait({signal.SIGTERM}, 0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    with subprocess.Popen(["env", "--block-signal=TERM", "sleep", "60"]) as child:
+        wait_until(lambda: b"Name:\tsleep" in open_status(child.pid))
+        child.send_signal(signal.SIGTERM)
+        assert not process.is_to_end(child.pid)
+        child.kill()
 
 
 def test_who_is_gone_is_to_end() -> None:
