@@ -167,6 +167,9 @@ class Daemon:
             else:
                 self._close()
         self.clean()
+        # It is allocated whole, and pytest keeps directories for a while.
+        if self.cold_path.is_file():
+            self.cold_path.unlink()
 
     def clean(self) -> None:
         """Unmount whatever a killed daemon left; fails the test if a mount then remains."""
