@@ -87,6 +87,20 @@ class TierFull(CtxfsError):
     exit_code = 4
 
 
+class TierTrouble(CtxfsError):
+    """The hot tier's files cannot be opened or mapped. The machine is at fault, not a block."""
+
+    code = errno.EIO
+    exit_code = 5
+
+
+class TooManyOpen(CtxfsError):
+    """More files are open than the daemon has descriptors for (`ulimit -n`, LimitNOFILE)."""
+
+    code = errno.ENFILE
+    exit_code = 4
+
+
 class DeadlineExceeded(CtxfsError):
     """A tier did not answer in time."""
 

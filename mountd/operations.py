@@ -31,6 +31,7 @@ from ctxfs.errors import (
     NotPermitted,
     NotYours,
     TierFull,
+    TierTrouble,
 )
 from ctxfs.store.attributes import Attributes
 from ctxfs.store.store import Handle, NewOwner, Store
@@ -42,11 +43,12 @@ log = logging.getLogger(__name__)
 STAT_BLOCK_BYTES = 512
 PAGE_BYTES = 4096
 SEALED_ATTR_S = 1.0
+TIME_NS_MAX = 2**63 - 1  # what is written down: from the year 1677 to 2262
 DIRECTORY_S = 1.0
 REDIRECT_NS = 1_000_000_000
 REDIRECTED_MAX = 1024
 R_BIT, W_BIT, X_BIT = 4, 2, 1
-TROUBLE = (DeadlineExceeded, DeviceError, TierFull)
+TROUBLE = (DeadlineExceeded, DeviceError, TierFull, TierTrouble)
 
 
 class RetryLookup(Exception):
@@ -288,7 +290,7 @@ class Operations:
         node.gid = node.gid if change.gid is None else change.gid
         now_ns = self._catalog.clock().wall_ns
         if change.mtime_ns is not None:
-            node.mtime_ns = change.mtime_ns
+            node.mtime_ns = _in_range(change.mtime_ns)
             if isinstance(node, Block) and node.writing is not None:
                 node.writing.time_given = True
         if isinstance(node, Directory):
@@ -296,7 +298,7 @@ class Operations:
             return self._attr(node)
         node.ctime_ns = now_ns
         if change.atime_ns is not None:
-            node.atime_ns = change.atime_ns
+            node.atime_ns = _in_range(change.atime_ns)
         if node.state is State.SEALED:
             self._catalog.record(node)
         return self._attr(node)
@@ -391,7 +393,9 @@ class Operations:
         owner = self._reader(node, caller)
         try:
             handle = await self._store.open_for_read(node, owner)
-        except (CtxfsError, *TROUBLE) as error:
+        except CtxfsError as error:
+            if node.is_gone and before is None:  # its name may lead to another block by now
+                self._look_again(node, caller)
             self._trouble(node, error)
             raise
         finally:
@@ -706,6 +710,11 @@ class Operations:
 
 def _groups(caller: Caller) -> set[int]:
     return {caller.gid} | (process.supplementary_groups(caller.pid) if caller.uid else set())
+
+
+def _in_range(time_ns: int) -> int:
+    """Return a time, or the nearest that can be kept, as other file systems do."""
+    return max(-TIME_NS_MAX, min(TIME_NS_MAX, time_ns))
 
 
 def _may_read(node: Node, uid: int, groups: set[int]) -> bool:
