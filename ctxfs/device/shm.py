@@ -5,7 +5,6 @@ a tmpfs that is there. Nothing is removed when the process dies: the next one fi
 since its place depends on the state directory alone.
 """
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxfs.device import mounts
-from ctxfs.errors import ConfigError, DeviceBusy
+from ctxfs.errors import ConfigError, DeviceBusy, unusable
 
 SOURCE = "ctxfs-hot"  # what mountinfo shows as the device: so we know our own
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
@@ -61,8 +60,8 @@ def prepare(state: Path, size_bytes: int, huge: str = "within_size") -> HotRoom:
     """The hot room of the daemon whose state directory is `state`, which must exist.
 
     `huge` is tmpfs's option of that name: never, always, within_size, advise. Raises ConfigError
-    if there is no place for `size_bytes`, or somebody else's directory is in the way; DeviceBusy
-    if another daemon has it.
+    if there is no place for `size_bytes`, or somebody else's directory is in the way; NoRoom if
+    not even an empty directory has room; DeviceBusy if another daemon has it.
     """
     state = state.resolve()
     if not state.is_dir():
@@ -165,11 +164,14 @@ def _plain_room(state: Path, size_bytes: int) -> HotRoom:
 
 
 def _make_private(path: Path) -> bool:
-    """Whether the directory is new."""
-    with contextlib.suppress(FileExistsError):
+    """Whether the directory is new. Raises ConfigError, or NoRoom where it cannot be made."""
+    try:
         path.mkdir(mode=0o700)
-        return True
-    return False
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise unusable(str(path), error) from None
+    return True
 
 
 def _open_private(path: Path) -> int:
