@@ -29,8 +29,6 @@ Relation = tuple[tuple[str, ...], str]
 
 def broken_relations(config: Config, memory_bytes: int) -> Iterator[Relation]:
     """The keys involved, the one to mend first, and what is wrong with their values."""
-    if config.mount.channel == "direct":
-        yield ("mount.channel",), "this version has no direct channel; write auto or pyfuse3"
     if config.warm.size_bytes:
         yield ("warm.size",), "this version has no warm tier; write 0 or leave it out"
     yield from _broken_sizes(config, memory_bytes)

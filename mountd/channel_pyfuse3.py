@@ -12,15 +12,22 @@ import pyfuse3
 import trio
 
 from ctxfs.errors import ConfigError, CtxfsError
-from mountd.operations import Attr, Caller, Operations, RetryLookup, SetAttr
+from mountd.channels import ChosenChannel
+from mountd.operations import (
+    NAME_BYTES_MAX,
+    PAGE_BYTES,
+    SPARE_FILES,
+    Attr,
+    Caller,
+    Operations,
+    RetryLookup,
+    SetAttr,
+)
 
 log = logging.getLogger(__name__)
 
 # Requests that wait (for room, a promotion, an event) hold a task each; others go on beside them.
 TASKS_MAX = 1024
-NAME_BYTES_MAX = 255
-PAGE_BYTES = 4096
-SPARE_FILES = 1 << 32  # files are bounded by bytes alone
 
 
 @contextmanager
@@ -302,10 +309,30 @@ def _file(handle: int, *, direct: bool = False) -> pyfuse3.FileInfo:
     return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=direct, keep_cache=not direct)
 
 
+class Pyfuse3Mount:
+    """A mount that pyfuse3 answers."""
+
+    async def serve(
+        self,
+        scope: trio.CancelScope,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Answer the kernel until the mount is ended (then cancel `scope`), or until cancelled."""
+        task_status.started()
+        await pyfuse3.main(max_tasks=TASKS_MAX)
+        log.info("the mount was ended from outside")
+        scope.cancel()
+
+
 @contextmanager
 def mounted(
-    operations: Operations, path: Path, *, fsname: str, allow_other: bool
-) -> Iterator[None]:
+    operations: Operations,
+    path: Path,
+    *,
+    fsname: str,
+    allow_other: bool,
+    chosen: ChosenChannel,
+) -> Iterator[Pyfuse3Mount]:
     """Mount at `path`; `serve` answers until the mount is ended. Unmounts at the end."""
     options = {"default_permissions", f"fsname={fsname}", "subtype=ctxfs"}
     if allow_other:
@@ -315,16 +342,6 @@ def mounted(
     except RuntimeError as error:
         raise ConfigError(f"cannot mount at {path}: {error}; see ctx doctor") from error
     try:
-        yield
+        yield Pyfuse3Mount()
     finally:
         pyfuse3.close(unmount=True)
-
-
-async def serve(
-    scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    """Answer the kernel until the mount is ended (then cancel `scope`), or until cancelled."""
-    task_status.started()
-    await pyfuse3.main(max_tasks=TASKS_MAX)
-    log.info("the mount was ended from outside")
-    scope.cancel()

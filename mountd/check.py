@@ -9,7 +9,7 @@ from pathlib import Path
 from ctxfs.config import ColdConfig, Config
 from ctxfs.errors import ConfigError
 from ctxfs.units import format_size
-from mountd import mounts
+from mountd import channels, mounts
 from mountd.options import may_allow_other
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -72,8 +72,11 @@ def _fuse(config: Config) -> Iterator[str]:
         "container that device"
     elif not os.access(FUSE_DEVICE, os.R_OK | os.W_OK):
         yield f"{FUSE_DEVICE}: this user may not read and write it"
-    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
-        yield "an ordinary user needs fusermount3: install the package fuse3"
+    if shutil.which("fusermount3") is None:
+        if os.geteuid() != 0:
+            yield "an ordinary user needs fusermount3: install the package fuse3"
+        elif config.mount.channel == channels.DIRECT and (lacks := channels.what_root_lacks()):
+            yield f"channel direct: {lacks} cannot mount, and fusermount3 is not installed"
     try:
         may_allow_other(config.mount)
     except ConfigError as error:

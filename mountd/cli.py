@@ -15,7 +15,7 @@ import ctxfs
 from ctxfs.config import Channel, Config, LogFormat, LogLevel, Override, load
 from ctxfs.errors import ConfigError, CtxfsError
 from ctxfs.units import format_size
-from mountd import background, check, logs, statedir, systemd
+from mountd import background, channels, check, logs, statedir, systemd
 from mountd.options import parse_options
 
 NAME = "ctx-mountd"
@@ -146,7 +146,7 @@ def describe(config: Config) -> str:
         devices = "1 device" if len(config.cold) == 1 else f"{len(config.cold)} devices"
         size = sum(check.cold_bytes(device) for device in config.cold)
         cold = f"cold {format_size(size)} on {devices}"
-    channel = "pyfuse3" if config.mount.channel == "auto" else config.mount.channel
+    channel = channels.choose(config.mount.channel).name
     hot = format_size(config.hot.size_bytes)
     return (
         f"ctxfs: {config.mount.path} is mounted "

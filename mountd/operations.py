@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 STAT_BLOCK_BYTES = 512
 PAGE_BYTES = 4096
+NAME_BYTES_MAX = 255
+SPARE_FILES = 1 << 32  # files are bounded by bytes alone
 SEALED_ATTR_S = 1.0
 TIME_NS_MAX = 2**63 - 1  # what is written down: from the year 1677 to 2262
 DIRECTORY_S = 1.0
@@ -303,6 +305,14 @@ class Operations:
             self._catalog.record(node)
         return self._attr(node)
 
+    def kill_privileges(self, inode: int) -> None:
+        """Somebody without the right to keep them changed the file: setuid and setgid go."""
+        node = self._names.by_inode.get(inode)
+        if isinstance(node, Block):
+            node.mode &= ~stat.S_ISUID
+            if node.mode & stat.S_IXGRP:
+                node.mode &= ~stat.S_ISGID
+
     async def _set_size(self, block: Block, size: int, handle: int | None, caller: Caller) -> None:
         opened = self._opened.get(handle) if handle is not None else None
         if opened is not None and opened.handle is not None and opened.handle.writable:
@@ -447,7 +457,9 @@ class Operations:
         owner = process.process_of(caller.pid)
         before = self._was_redirected(block, caller)
         if self._store.goes_on(block, owner, flags):
-            return await self._store.open_for_write(block, owner, flags)
+            await self._store.thawed(block)
+            if self._store.goes_on(block, owner, flags):
+                return await self._store.open_for_write(block, owner, flags)
         if before is not None and before.block is block:
             # The kernel came back to the same inode: it was reached through a descriptor.
             if before.instead is not None:
@@ -465,6 +477,17 @@ class Operations:
         new = await self._store.new_generation(block.directory, block.name, owner, base=base)
         self._redirect(block, new, caller)
 
+    def lend(self, number: int) -> int | None:
+        """Return the descriptor of a file that the kernel may serve this open from by itself."""
+        handle = self._opened[number].handle
+        return self._store.lend(handle) if handle is not None else None
+
+    def keep(self, number: int) -> None:
+        """What `lend` returned could not be lent: the kernel will ask."""
+        handle = self._opened[number].handle
+        if handle is not None:
+            self._store.keep(handle)
+
     async def read(self, number: int, offset: int, length: int) -> bytes | memoryview:
         """Read; less than asked only at the end."""
         opened = self._opened[number]
@@ -473,7 +496,7 @@ class Operations:
         assert opened.handle is not None
         return self._store.read(opened.handle, offset, length)
 
-    async def write(self, number: int, offset: int, data: bytes) -> int:
+    async def write(self, number: int, offset: int, data: bytes | memoryview) -> int:
         """Write all of it."""
         handle = self._opened[number].handle
         if handle is None or not handle.writable:

@@ -6,9 +6,13 @@ loop that would answer is the one that asks.
 
 import enum
 import os
+import signal
 
 PF_EXITING = 0x00000004  # include/linux/sched.h
 PF_SIGNALED = 0x00000400  # killed by a signal
+# Signals by which somebody is told to end, handled or not. A fatal one shows as SIGKILL.
+ENDING = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+_ENDING_MASK = sum(1 << (number - 1) for number in ENDING)
 
 
 class Fate(enum.Enum):
@@ -43,6 +47,21 @@ def fate_of(pid: int) -> Fate:
     if flags & PF_SIGNALED:
         return Fate.KILLED
     return Fate.EXITING if flags & PF_EXITING else Fate.ALIVE
+
+
+def is_to_end(tid: int) -> bool:
+    """Return whether a thread is gone, or a signal that it does not block tells it to end."""
+    pending = blocked = 0
+    try:
+        with open(f"/proc/{tid}/status", "rb") as file:
+            for line in file:
+                if line.startswith((b"SigPnd:", b"ShdPnd:")):
+                    pending |= int(line.split()[1], 16)
+                elif line.startswith(b"SigBlk:"):
+                    blocked = int(line.split()[1], 16)
+    except OSError:
+        return True
+    return bool(pending & ~blocked & _ENDING_MASK)
 
 
 def newest_pid() -> int:

@@ -12,7 +12,9 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -31,7 +33,8 @@ from ctxfs.store.recovery import recover
 from ctxfs.store.store import Store
 from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
 from ctxfs.tiers.hot import HotTier
-from mountd import channel_pyfuse3, logs, mounts, systemd
+from mountd import channels, logs, mounts, systemd
+from mountd.channels import ChosenChannel
 from mountd.check import memory_bytes
 from mountd.control import ControlDirectory
 from mountd.operations import Operations
@@ -76,20 +79,54 @@ async def _serve(config: Config, ready: Callable[[], None]) -> None:
             # Only now: until the new mount is there, programs see that the old one is dead, and
             # not the directory beneath it.
             await trio.to_thread.run_sync(mounts.prepare, path)
-            with channel_pyfuse3.mounted(
+            with _mounter(daemon.channel)(
                 daemon.operations,
                 path,
                 fsname=config.mount.fsname,
                 allow_other=may_allow_other(config.mount),
-            ):
+                chosen=daemon.channel,
+            ) as mount:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(_run_signals, daemon, nursery.cancel_scope)
-                    await nursery.start(channel_pyfuse3.serve, nursery.cancel_scope)
+                    await nursery.start(mount.serve, nursery.cancel_scope)
                     ready()
             with trio.CancelScope(shield=True):
                 await daemon.finish()
             services.cancel_scope.cancel()
         daemon.close()
+
+
+class Mount(Protocol):
+    """What both channels give: somebody who answers the kernel."""
+
+    async def serve(
+        self, scope: trio.CancelScope, task_status: trio.TaskStatus[None] = ...
+    ) -> None: ...
+
+
+class Mounter(Protocol):
+    """How both channels mount."""
+
+    def __call__(
+        self,
+        operations: Operations,
+        path: Path,
+        *,
+        fsname: str,
+        allow_other: bool,
+        chosen: ChosenChannel,
+    ) -> AbstractContextManager[Mount]: ...
+
+
+def _mounter(chosen: ChosenChannel) -> Mounter:
+    # Imported when chosen: a machine that uses the one need not have the other.
+    if chosen.name == channels.DIRECT:
+        from mountd import channel_direct
+
+        return channel_direct.mounted
+    from mountd import channel_pyfuse3
+
+    return channel_pyfuse3.mounted
 
 
 @contextmanager
@@ -125,13 +162,14 @@ class Daemon:
         self.cold = catalog.cold
         self.catalog = catalog
         self.devices = devices
+        self.channel = channels.choose(config.mount.channel)
         self.mover = Mover(catalog, mover_limits(config))
         self.store = Store(catalog, self.mover, block_bytes_max=config.limits.block_bytes_max)
         statistics = Statistics(
             catalog,
             mount=str(config.mount.path),
             state=str(config.state),
-            channel="pyfuse3",
+            channel=self.channel,
             why_not_uring={str(d.path): d.why_not_uring for d in devices if d.why_not_uring},
         )
         control = ControlDirectory(
@@ -216,6 +254,7 @@ async def _assemble(config: Config, room: shm.HotRoom, services: trio.Nursery) -
         min(config.hot.size_bytes, room.size_bytes),
         huge=room.huge,
         files_max=raise_file_limit(),
+        is_alone=room.mounted,
     )
     events = Events(config.limits.events_kept)
     devices: list[OpenedDevice] = []

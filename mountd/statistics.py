@@ -13,6 +13,7 @@ from ctxfs.core.times import Now
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.events import utc_text
 from ctxfs.tiers.cold import ColdStatistics
+from mountd.channels import ChosenChannel
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -26,12 +27,13 @@ class Statistics:
         *,
         mount: str,
         state: str,
-        channel: str,
+        channel: ChosenChannel,
         why_not_uring: Mapping[str, str],
     ) -> None:
         self._catalog = catalog
         self._why_not_uring = why_not_uring  # by path of the device
-        self._facts = {"mount": mount, "state_dir": state, "channel": channel}
+        self._facts = {"mount": mount, "state_dir": state}
+        self._channel = channel
         self._started: Now = catalog.clock()
 
     def as_dict(self) -> dict[str, Any]:
@@ -42,6 +44,9 @@ class Statistics:
             "version": ctxfs.__version__,
             "pid": os.getpid(),
             **self._facts,
+            "channel": self._channel.name,
+            "channel_why": self._channel.why,
+            "passthrough": self._channel.passthrough,
             "uptime_s": round((now.boot_ns - self._started.boot_ns) / 1e9, 3),
             "started_at": utc_text(self._started.wall_ns),
             "blocks": {

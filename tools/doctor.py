@@ -56,9 +56,10 @@ def mount_checks(
         yield Check(
             name,
             _machine.OK,
-            f"answers: pid {stats['pid']}, {stats['channel']} channel, "
-            f"{stats['blocks']['total']} blocks",
+            f"answers: pid {stats['pid']}, {stats['blocks']['total']} blocks",
         )
+        if "channel_why" in stats:  # the daemon may be older than this tool
+            yield channel_check(mount.point, stats)
         yield from device_checks(stats["tiers"])
     if waiting is not None and waiting.isdigit() and int(waiting) > 0:
         yield Check(
@@ -67,6 +68,23 @@ def mount_checks(
             f"{waiting} wait for the daemon",
             f"if the number stays, echo 1 > {connection}/abort ends them and the mount",
         )
+
+
+def channel_check(point: str, stats: dict[str, Any]) -> Check:
+    """How a mount speaks to the kernel, and why so."""
+    why = stats["channel_why"]
+    if stats["passthrough"]:
+        return Check(
+            f"channel {point}",
+            _machine.OK,
+            f"{stats['channel']} ({why}); the kernel reads sealed hot blocks itself",
+        )
+    return Check(
+        f"channel {point}",
+        _machine.OK,
+        f"{stats['channel']} ({why}); all bytes pass through the daemon",
+        "root on Linux 6.9 or later, with --channel auto or direct, needs that no more",
+    )
 
 
 def _silent(name: str, mount: _mounts.Mounted, connection: str) -> Check:

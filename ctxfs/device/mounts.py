@@ -63,13 +63,18 @@ def use_of(device: Path) -> str:
     return "used by another program, or part of it is mounted"
 
 
+def mount(point: Path, kind: str, source: str, options: str, flags: int) -> None:
+    """Mount a file system of some kind on `point`; `options` are its own. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    told = os.fsencode(source), os.fsencode(point), kind.encode()
+    if libc.mount(*told, ctypes.c_ulong(flags), options.encode()):
+        _raise(point)
+
+
 def mount_tmpfs(point: Path, source: str, options: str, *, remount: bool = False) -> None:
     """Mount, or change, a tmpfs on `point`. Raises OSError."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | (MS_REMOUNT if remount else 0)
-    libc = ctypes.CDLL(None, use_errno=True)
-    arguments = (source.encode(), os.fsencode(point), b"tmpfs", flags, options.encode())
-    if libc.mount(arguments[0], arguments[1], arguments[2], ctypes.c_ulong(flags), arguments[4]):
-        _raise(point)
+    mount(point, "tmpfs", source, options, flags)
 
 
 def unmount(point: Path, *, lazily: bool = False) -> None:

@@ -8,6 +8,7 @@ class Counters:
     """Numbers that only grow."""
 
     opens: int = 0
+    opens_lent: int = 0  # of these: served by the kernel from the hot file itself
     hits_hot: int = 0
     hits_cold: int = 0
     misses: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Container, Iterator
@@ -35,6 +36,7 @@ DEMOTIONS_AT_ONCE = 8
 DIGEST_INLINE_BYTES = 128 << 10  # below this a thread costs more than the digest
 ALLOCATE_INLINE_BYTES = 256 << 10
 COLD_ROOM_TRIES = 8
+ORPHANS_POLL_S = 0.05  # how often files that are gone, and mapped, are looked at for room
 TEMPORARY_GRACE_S = 0.5
 ANONYMOUS = -1  # a mapping of no file
 
@@ -164,10 +166,13 @@ class Mover:
                 return
             if await self._free(need_bytes, stuck, strict=False):
                 return
-        if not self._may_change():
+        orphaned = self._hot.orphaned_bytes
+        if not orphaned and not self._may_change():
             self._catalog.counters.no_space += 1
             raise TierFull("the hot tier is full and nothing in it may go")
-        await changed.wait()
+        # Nobody is told when the last mapping of an unlinked file ends.
+        with trio.move_on_after(ORPHANS_POLL_S if orphaned else math.inf):
+            await changed.wait()
 
     async def _free(self, need_bytes: int, stuck: set[int], *, strict: bool) -> bool:
         """Let what may go leave; True if anything did. What could not is added to `stuck`."""
@@ -451,6 +456,8 @@ class Mover:
             file = self._hot.create(block.generation)
             await self._allocate(file, block.size)
             self._hot.settle(file)
+            self._hot.unreserve(need)
+            need = 0  # its pages are there, and count by themselves
             await self._cold.get(block.generation, file.span())
             if await content_digest(file) != block.digest:
                 raise CopyCorrupt("the cold copy does not match its digest")

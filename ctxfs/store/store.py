@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import os
 import stat
@@ -50,16 +51,25 @@ class NewOwner:
     mode: int
 
 
+class Way(enum.Enum):
+    """How a client's reads come to the bytes, where the kernel can be lent the file."""
+
+    UNSAID = enum.auto()  # a channel that never lends, or one of our own
+    KEPT = enum.auto()  # the kernel asks, and caches what it is told
+    LENT = enum.auto()  # the kernel reads the hot file itself
+
+
 class Handle:
     """One open description. Holds a lease on the block's bytes until `Store.release`."""
 
-    __slots__ = ("block", "file", "owner", "writable", "wrote")
+    __slots__ = ("block", "file", "owner", "way", "writable", "wrote")
 
     def __init__(self, block: Block, file: HotFile, owner: int, *, writable: bool) -> None:
         self.block = block
         self.file = file
         self.owner = owner
         self.writable = writable
+        self.way = Way.UNSAID
         self.wrote = False
 
 
@@ -390,7 +400,10 @@ class Store:
 
         It goes on while its own process has it open for writing, or nobody else could see it, or
         nobody else opened it since it was published. A lock file is one and the same to all.
+        While the kernel has been lent its file, it takes no other kind of open.
         """
+        if block.is_gone:
+            return False  # overwritten since its name was looked up; its last close is on its way
         writing = block.writing
         if writing is not None and not block.published:
             return True  # found through its owner's name, or through a descriptor
@@ -405,11 +418,13 @@ class Store:
             return False
         if self.catalog.is_cold(block) or self.mover.is_moving(block):
             return False
+        if self._hot.is_lent(block.generation):
+            return False
         return is_shared or self.catalog.fresh.get(block.generation) == owner
 
     async def open_for_write(self, block: Block, owner: int, flags: int) -> Handle:
         """Go on writing a generation for which `goes_on` holds."""
-        await self._thawed(block)
+        await self.thawed(block)
         if block.is_gone:
             raise BlockNotFound(repr(block.name))
         if block.state is State.SEALED:
@@ -431,6 +446,34 @@ class Store:
         block.writing.writers += 1
         return Handle(block, file, owner, writable=True)
 
+    # -- lending hot files to the kernel
+
+    def lend(self, handle: Handle) -> int | None:
+        """Return the descriptor of the hot file if the kernel may serve this open by itself.
+
+        Only of a block that is sealed and has no holes (a mapping would fill them with memory that
+        nobody reserved), and only while no other open of it goes through us. A lock file is not
+        lent: others must be able to open it for writing. To be called once for each open of a
+        client, by a channel that can lend.
+        """
+        file, block = handle.file, handle.block
+        may = block.state is State.SEALED and not is_lock(block.name)
+        if file.lent or (may and not file.kept and not file.has_holes()):
+            handle.way = Way.LENT
+            file.lent += 1
+            self.catalog.counters.opens_lent += 1
+            return file.fd
+        self.keep(handle)
+        return None
+
+    def keep(self, handle: Handle) -> None:
+        """The kernel asks us for this open; also after a file could not be lent after all."""
+        if handle.way is Way.LENT:
+            self.catalog.counters.opens_lent -= 1
+            handle.file.lent -= 1
+        handle.way = Way.KEPT
+        handle.file.kept += 1
+
     # -- bytes
 
     def read(self, handle: Handle, offset: int, length: int) -> bytes | memoryview:
@@ -443,7 +486,7 @@ class Store:
             return b""
         return handle.file.mapping().view[offset:end]
 
-    async def write(self, handle: Handle, offset: int, data: bytes) -> int:
+    async def write(self, handle: Handle, offset: int, data: bytes | memoryview) -> int:
         """Write all of `data`. Raises TierFull, NotPermitted.
 
         A block that lacks bytes which were refused is not published nor sealed: not every program
@@ -462,7 +505,7 @@ class Store:
             writing.refused_at = None  # tried again, with success
         return done
 
-    async def _write_in_room(self, handle: Handle, offset: int, data: bytes) -> int:
+    async def _write_in_room(self, handle: Handle, offset: int, data: bytes | memoryview) -> int:
         block, file = handle.block, handle.file
         if offset + len(data) > self.block_bytes_max:
             raise TierFull(f"a block has at most {self.block_bytes_max} bytes")
@@ -483,8 +526,10 @@ class Store:
         self.catalog.counters.written_bytes += done
         return done
 
-    async def _write(self, block: Block, file: HotFile, offset: int, data: bytes) -> int:
-        await self._thawed(block)  # fsync reads from a mapping, which writing takes away
+    async def _write(
+        self, block: Block, file: HotFile, offset: int, data: bytes | memoryview
+    ) -> int:
+        await self.thawed(block)  # fsync reads from a mapping, which writing takes away
         writing = block.writing
         if writing is None:
             raise NotPermitted("the block is sealed")
@@ -506,7 +551,7 @@ class Store:
         """Set the size of a generation that is being written. Raises NotPermitted, TierFull."""
         if size > self.block_bytes_max:
             raise TierFull(f"a block has at most {self.block_bytes_max} bytes")
-        await self._thawed(block)
+        await self.thawed(block)
         writing = block.writing
         if writing is None:
             raise NotPermitted("the block is sealed")
@@ -535,7 +580,8 @@ class Store:
             del self._frozen[block.generation]
             event.set()
 
-    async def _thawed(self, block: Block) -> None:
+    async def thawed(self, block: Block) -> None:
+        """Return once nobody needs the block to keep its size."""
         while (event := self._frozen.get(block.generation)) is not None:
             await event.wait()
 
@@ -572,6 +618,8 @@ class Store:
         """The open description is gone: give up the lease; seal after the last writer."""
         block = handle.block
         block.opens -= 1
+        handle.file.lent -= handle.way is Way.LENT
+        handle.file.kept -= handle.way is Way.KEPT
         self.mover.release_file(handle.file)
         writing = block.writing
         if handle.writable and writing is not None:
@@ -637,7 +685,7 @@ class Store:
             return
         try:
             while True:
-                await self._thawed(block)
+                await self.thawed(block)
                 writing = block.writing
                 if block.state is not State.WRITING or writing is None or writing.writers:
                     return  # gone, sealed by another, or opened again: its last close comes here
@@ -673,7 +721,7 @@ class Store:
     async def wait_sealed(self, block: Block) -> None:
         """Return once nobody writes the block and its digest is known."""
         while block.state is State.WRITING and block.writing and not block.writing.writers:
-            await self._thawed(block)
+            await self.thawed(block)
             await trio.lowlevel.checkpoint()
         if block.is_gone:
             raise BlockNotFound(repr(block.name))
@@ -707,7 +755,7 @@ class Store:
                 epoch = writing.epoch
                 if writing.durable_epoch == epoch:
                     return
-                await self._thawed(block)
+                await self.thawed(block)
                 content = await self._frozen_digest(block, file)
                 now = self.catalog.clock()
                 shadow = replace(

@@ -2,7 +2,8 @@
 
 Accounting is by physical bytes (`st_blocks`) of the block files and of the journal beside them.
 Growth is reserved before bytes are written, so the cap holds whatever the number of writers; the
-tmpfs carries the same limit, as a second line.
+tmpfs carries the same limit, as a second line. Where the tmpfs is ours alone, what is used is asked
+of the kernel: files that were lent to it live on, unlinked and closed, while somebody maps them.
 """
 
 import contextlib
@@ -29,14 +30,21 @@ def physical_ceiling(length: int, unit: int = PAGE_BYTES) -> int:
 
 
 class HotFile:
-    """The bytes of one block, open. `leases` counts those who use it."""
+    """The bytes of one block, open. `leases` counts those who use it.
+
+    Of the open descriptions that clients have, `lent` counts those that the kernel serves from
+    this file by itself, `kept` those for which it asks us. A channel that lends keeps both.
+    Invariant: one of the two is 0, since the kernel refuses a mix.
+    """
 
     __slots__ = (
         "_mapping",
         "dense",
         "fd",
         "generation",
+        "kept",
         "leases",
+        "lent",
         "physical_bytes",
         "removed",
         "size",
@@ -48,6 +56,8 @@ class HotFile:
         self.size = size
         self.physical_bytes = physical_bytes
         self.leases = 1
+        self.lent = 0
+        self.kept = 0
         self.removed = False
         self.dense: bool | None = None  # None: not looked at since the last change
         self._mapping: Mapping | None = None
@@ -100,10 +110,18 @@ class HotTier:
     """Block files, their room, and their journal."""
 
     def __init__(
-        self, path: Path, capacity_bytes: int, *, huge: bool, files_max: int = 1 << 20
+        self,
+        path: Path,
+        capacity_bytes: int,
+        *,
+        huge: bool,
+        files_max: int = 1 << 20,
+        is_alone: bool = False,
     ) -> None:
+        """`files_max`: how many may be open for clients. `is_alone`: the tmpfs has nothing else."""
         self.capacity_bytes = capacity_bytes
         self.huge = huge
+        self._is_alone = is_alone
         self.reserved_bytes = 0
         self.files_max = files_max
         self._blocks_bytes = 0
@@ -125,7 +143,17 @@ class HotTier:
     def used_bytes(self) -> int:
         """Physical bytes in use, with the room that the journal needs to be rewritten in."""
         journal = self.journal.physical_bytes
-        return self._blocks_bytes + journal + max(journal, JOURNAL_ROOM_BYTES)
+        there = self._blocks_bytes + journal + self.orphaned_bytes
+        return there + max(journal, JOURNAL_ROOM_BYTES)
+
+    @property
+    def orphaned_bytes(self) -> int:
+        """Bytes of files that are gone for us, and that somebody still has mapped."""
+        if not self._is_alone:
+            return 0
+        usage = os.fstatvfs(self._dirfd)
+        there = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        return max(0, there - self._blocks_bytes - self.journal.physical_bytes)
 
     @property
     def room_bytes(self) -> int:
@@ -135,7 +163,8 @@ class HotTier:
     @property
     def block_capacity_bytes(self) -> int:
         """What one block could take if it were alone."""
-        return self.capacity_bytes - (self.used_bytes - self._blocks_bytes)
+        journal = self.journal.physical_bytes
+        return self.capacity_bytes - journal - max(journal, JOURNAL_ROOM_BYTES)
 
     def holds_removed(self, *, but: Collection[int]) -> bool:
         """Whether files are unlinked and open, other than these: their room is to come back."""
@@ -199,13 +228,19 @@ class HotTier:
         self._open[generation] = file
         return file
 
+    def is_lent(self, generation: int) -> bool:
+        """Whether the kernel serves somebody from this block's file without asking."""
+        file = self._open.get(generation)
+        return file is not None and file.lent > 0
+
     def release(self, file: HotFile) -> None:
         """Give up one lease; the last one closes the file."""
         file.leases -= 1
         if file.leases:
             return
         file.unmap()
-        del self._open[file.generation]
+        if self._open.get(file.generation) is file:  # else another copy was made meanwhile
+            del self._open[file.generation]
         os.close(file.fd)
         if file.removed:
             self._blocks_bytes -= file.physical_bytes

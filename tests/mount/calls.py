@@ -16,6 +16,9 @@ RENAME_WHITEOUT = 4
 UTIME_NOW = (1 << 30) - 1
 UTIME_OMIT = (1 << 30) - 2
 MAP_POPULATE = 0x8000
+MAP_SHARED = 1
+MAP_FAILED = (1 << 64) - 1
+PROT_READ = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -39,6 +42,16 @@ _libc.readdir.restype = ctypes.POINTER(_Dirent)
 _libc.telldir.restype = ctypes.c_long
 for _function in (_libc.readdir, _libc.telldir, _libc.rewinddir, _libc.closedir):
     _function.argtypes = (ctypes.c_void_p,)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.seekdir.argtypes = (ctypes.c_void_p, ctypes.c_long)
 
 
@@ -51,6 +64,32 @@ def _check(result: int) -> None:
 def rename(old: Path, new: Path, flags: int) -> None:
     """renameat2(2)."""
     _check(_libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags))
+
+
+class Pages:
+    """A shared, readable mapping that holds no descriptor, as C programs make it.
+
+    Python's own keeps one, so that the file stays open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            self._length = os.fstat(fd).st_size
+            address = _libc.mmap(None, self._length, PROT_READ, MAP_SHARED, fd, 0)
+        finally:
+            os.close(fd)
+        if address == MAP_FAILED:
+            _check(-1)
+        self._address: int = address
+
+    def content(self) -> bytes:
+        """All bytes."""
+        return ctypes.string_at(self._address, self._length)
+
+    def close(self) -> None:
+        """Unmap."""
+        _check(_libc.munmap(self._address, self._length))
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:

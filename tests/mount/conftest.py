@@ -13,8 +13,14 @@ import pytest
 
 from tests.mount.harness import Daemon
 
+CHANNEL = os.environ.get("CTXFS_TEST_CHANNEL")  # only through this one
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if CHANNEL is None:
+        slow = [item for item in items if _is_slow_twice(item)]
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)
     here = Path(__file__).parent
     missing = None if os.access("/dev/fuse", os.R_OK | os.W_OK) else "/dev/fuse cannot be opened"
     for item in items:
@@ -24,8 +30,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=missing))
 
 
+def _is_slow_twice(item: pytest.Item) -> bool:
+    """Slow tests run through the direct channel alone."""
+    if not isinstance(item, pytest.Function) or item.get_closest_marker("slow") is None:
+        return False
+    return hasattr(item, "callspec") and item.callspec.params.get("channel") == "pyfuse3"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test that mounts through both channels."""
+    if "channel" not in metafunc.fixturenames:
+        return
+    about = metafunc.definition.get_closest_marker("channel")
+    both = ("direct", "pyfuse3") if CHANNEL is None else (CHANNEL,)
+    metafunc.parametrize("channel", both if about is None else about.args, scope="module")
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+def start(channel: str, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Start daemons with other settings than the usual; all are ended with the test."""
     with ExitStack() as stack:
         count = 0
@@ -35,7 +57,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
             count += 1
             base = tmp_path / f"daemon{count}"
             base.mkdir()
-            return stack.enter_context(Daemon(base, **settings))
+            return stack.enter_context(Daemon(base, **{"channel": channel, **settings}))
 
         yield start_daemon
 
@@ -53,9 +75,10 @@ def daemon(start: Callable[..., Daemon]) -> Daemon:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def shared(channel: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with 256 MiB of hot tier alone, for all tests of a file."""
-    with Daemon(tmp_path_factory.mktemp("shared"), hot="256MiB") as one:
+    base = tmp_path_factory.mktemp("shared")
+    with Daemon(base, hot="256MiB", channel=channel) as one:
         yield one
 
 

@@ -36,6 +36,7 @@ class Daemon:
         config: str = "",
         arguments: tuple[str, ...] = (),
         run_as: list[str] | None = None,
+        channel: str = "auto",
     ) -> None:
         self.mount = base / "ctx"
         self.state = base / "state"
@@ -57,6 +58,8 @@ class Daemon:
             "--hot",
             hot,
             *(("--cold", f"{self.cold_path}:{cold}") if cold else ()),
+            "--channel",
+            channel,
             *arguments,
             str(self.mount),
         ]
@@ -76,6 +79,11 @@ class Daemon:
             self._close()
             raise AssertionError(f"the daemon did not start: {line!r}\n{self.log()}")
         return self
+
+    @property
+    def channel(self) -> str:
+        """How it speaks to the kernel."""
+        return str(self.stats()["channel"])
 
     @property
     def pid(self) -> int:

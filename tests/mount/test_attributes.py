@@ -35,9 +35,10 @@ ACL = struct.pack("<I", 2) + b"".join(
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def one(channel: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with both tiers for all tests that leave it as it is."""
-    with Daemon(tmp_path_factory.mktemp("attributes"), hot="64MiB", cold="256MiB") as daemon:
+    base = tmp_path_factory.mktemp("attributes")
+    with Daemon(base, hot="64MiB", cold="256MiB", channel=channel) as daemon:
         yield daemon
         assert "Traceback" not in daemon.log(), daemon.log()
 

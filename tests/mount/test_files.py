@@ -38,9 +38,10 @@ NS = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def shared(channel: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """As elsewhere, but small and over a cold file: blocks leave and come back meanwhile."""
-    with Daemon(tmp_path_factory.mktemp("shared"), hot="64MiB", cold="256MiB") as one:
+    base = tmp_path_factory.mktemp("shared")
+    with Daemon(base, hot="64MiB", cold="256MiB", channel=channel) as one:
         yield one
 
 

@@ -25,9 +25,10 @@ ODD = (
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def one(channel: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with both tiers for all tests that leave it as it is."""
-    with Daemon(tmp_path_factory.mktemp("operator"), hot="64MiB", cold="256MiB") as daemon:
+    base = tmp_path_factory.mktemp("operator")
+    with Daemon(base, hot="64MiB", cold="256MiB", channel=channel) as daemon:
         yield daemon
         assert "Traceback" not in daemon.log(), daemon.log()
 
@@ -239,7 +240,7 @@ def test_events_and_top_show_what_happens(one: Daemon, folder: str) -> None:
     view = ctx_json(one, "top", "--once")
     assert view["mount"] == str(one.mount)
     assert key in {block["key"] for block in view["hottest"]}
-    assert "pyfuse3 channel" in ctx(one, "top", "--once")
+    assert f"{one.channel} channel" in ctx(one, "top", "--once")
 
 
 def test_doctor_has_nothing_against_a_healthy_mount(one: Daemon) -> None:

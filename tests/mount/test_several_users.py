@@ -33,12 +33,13 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can act for 
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def one(channel: str) -> Iterator[Daemon]:
     """A daemon with both tiers, below directories that everybody may enter."""
     base = Path("/var/tmp") / f"ctxfs-permissions-{os.getpid()}"
     base.mkdir(mode=0o755)
     try:
-        with Daemon(base, cold="128MiB", arguments=("-o", "allow_other")) as daemon:
+        options = ("-o", "allow_other")
+        with Daemon(base, cold="128MiB", arguments=options, channel=channel) as daemon:
             yield daemon
             assert "Traceback" not in daemon.log(), daemon.log()
     finally:

@@ -18,9 +18,10 @@ PIN = "user.ctx.pin"
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def one(channel: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with both tiers for all tests that leave it as it is."""
-    with Daemon(tmp_path_factory.mktemp("lifetimes"), hot="64MiB", cold="256MiB") as daemon:
+    base = tmp_path_factory.mktemp("lifetimes")
+    with Daemon(base, hot="64MiB", cold="256MiB", channel=channel) as daemon:
         yield daemon
         assert "Traceback" not in daemon.log(), daemon.log()
 

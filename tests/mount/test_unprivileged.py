@@ -64,9 +64,9 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def test_an_ordinary_user_mounts_uses_and_ends_it(base: Path) -> None:
+def test_an_ordinary_user_mounts_uses_and_ends_it(base: Path, channel: str) -> None:
     prefix = as_nobody() if os.getuid() == 0 else []
-    daemon = Daemon(base, hot="16MiB", cold="32MiB")
+    daemon = Daemon(base, hot="16MiB", cold="32MiB", channel=channel)
     daemon.command = [*prefix, *daemon.command]
     owned(base)
     with daemon:
@@ -87,12 +87,14 @@ def test_an_ordinary_user_mounts_uses_and_ends_it(base: Path) -> None:
         assert not rooms[0].exists()
 
 
-def test_allow_other_is_refused_with_the_line_that_would_permit_it(base: Path) -> None:
+def test_allow_other_is_refused_with_the_line_that_would_permit_it(
+    base: Path, channel: str
+) -> None:
     conf = Path("/etc/fuse.conf")
     if conf.exists() and "\nuser_allow_other" in "\n" + conf.read_text():
         pytest.skip("/etc/fuse.conf permits it here")
     prefix = as_nobody() if os.getuid() == 0 else []
-    daemon = Daemon(base, arguments=("-o", "allow_other"))
+    daemon = Daemon(base, arguments=("-o", "allow_other"), channel=channel)
     owned(base)
     done = subprocess.run(
         [*prefix, *daemon.command], capture_output=True, text=True, check=False, timeout=60
@@ -102,10 +104,10 @@ def test_allow_other_is_refused_with_the_line_that_would_permit_it(base: Path) -
     assert "/etc/fuse.conf" in done.stderr
 
 
-def test_others_do_not_see_a_mount_without_allow_other(base: Path) -> None:
+def test_others_do_not_see_a_mount_without_allow_other(base: Path, channel: str) -> None:
     if os.getuid() != 0:
         pytest.skip("needs a second user: run as root")
-    daemon = Daemon(base)
+    daemon = Daemon(base, channel=channel)
     daemon.command = [*as_nobody(), *daemon.command]
     owned(base)
     conf = Path("/etc/fuse.conf")

@@ -184,7 +184,6 @@ def test_a_slip_is_named_with_what_is_accepted(tmp_path: Path, text: str, compla
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[mount]\nchannel='direct'", "[mount] channel: this version has no direct channel"),
         ("[warm]\nsize='1G'", "[warm] size: this version has no warm tier"),
         ("[hot]\nsize='7MiB'", "[hot] size: must be at least 8.0 MiB"),
         ("[hot]\nsize='65GiB'", "[hot] size: is more than the memory, 64.0 GiB"),
@@ -277,7 +276,7 @@ def test_a_flag_path_is_relative_to_the_working_directory(
         mount=st.builds(
             MountConfig,
             path=st.none() | st.just(Path('/mnt/"odd" \\name\x7fé')),
-            channel=st.sampled_from(["auto", "pyfuse3"]),
+            channel=st.sampled_from(["auto", "direct", "pyfuse3"]),
             allow_other=st.sampled_from([None, True, False]),
         ),
         hot=st.builds(

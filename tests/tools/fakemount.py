@@ -16,6 +16,8 @@ STATS: dict[str, Any] = {
     "mount": "/ctx",
     "state_dir": "/var/lib/ctxfs",
     "channel": "pyfuse3",
+    "channel_why": "not root",
+    "passthrough": False,
     "uptime_s": 100.0,
     "started_at": CREATED,
     "blocks": {"total": 3, "sealed": 2, "writing": 1, "directories": 1},

@@ -172,16 +172,24 @@ def told(place: Machine, stats: dict[str, Any] | None) -> list[Check]:
 
 
 def test_mount_that_answers_is_told_with_its_devices(tmp_path: Path) -> None:
-    mount, device = told(machine(tmp_path, {}), STATS)
-    assert (mount.state, device.state) == ("ok", "warn")
+    mount, channel, device = told(machine(tmp_path, {}), STATS)
+    assert (mount.state, channel.state, device.state) == ("ok", "ok", "warn")
+    assert "pyfuse3 (not root)" in channel.text
     assert "the processor lacks avx512f" in device.remedy
+
+
+def test_a_mount_with_passthrough_needs_no_advice(tmp_path: Path) -> None:
+    stats = {**STATS, "channel": "direct", "channel_why": "root", "passthrough": True}
+    channel = told(machine(tmp_path, {}), stats)[1]
+    assert channel.text == "direct (root); the kernel reads sealed hot blocks itself"
+    assert not channel.remedy
 
 
 @pytest.mark.parametrize(("state", "expected"), [("lost", "fail"), ("failing", "warn")])
 def test_device_in_trouble_is_told(tmp_path: Path, state: str, expected: str) -> None:
     stats = copy.deepcopy(STATS)
     stats["tiers"]["cold"]["devices"][0]["state"] = state
-    assert told(machine(tmp_path, {}), stats)[1].state == expected
+    assert told(machine(tmp_path, {}), stats)[-1].state == expected
 
 
 @pytest.mark.parametrize(

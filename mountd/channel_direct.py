@@ -1,0 +1,272 @@
+"""The direct channel: /dev/fuse itself, for root on Linux 6.9 or later (others: without lending).
+
+One task reads requests and answers them. If one of them has to wait, another task takes over the
+reading, and the first ends with that request: so a task is made only where somebody waits.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+
+from ctxfs.errors import ConfigError, CtxfsError
+from mountd import device_fuse, process
+from mountd.backings import Backings
+from mountd.channels import ChosenChannel
+from mountd.device_fuse import FuseDevice
+from mountd.direct_requests import AT_ONCE, MAY_WAIT, Answer, Translator
+from mountd.fuseproto import negotiation, replies
+from mountd.fuseproto.constants import MINOR_MIN, PAGE_BYTES, SILENT, Opcode
+from mountd.fuseproto.negotiation import Agreement
+from mountd.fuseproto.requests import (
+    HEADER,
+    Header,
+    Init,
+    Interrupt,
+    Malformed,
+    UnknownOpcode,
+    parse_body,
+    parse_header,
+)
+from mountd.noticing import noticing
+from mountd.operations import Operations, RetryLookup
+
+log = logging.getLogger(__name__)
+
+HEADERS_BYTES = PAGE_BYTES  # room for what precedes the data of the largest request
+ANSWERS_AT_A_STRETCH = 64  # then others get their turn
+SPARE_BUFFERS = 8
+INTERRUPT_POLL_S = 0.1  # how often a request that goes on after a signal is looked at
+
+
+class _Reader:
+    """Who reads requests now, or did until one of them had to wait."""
+
+    __slots__ = ("_succeed", "buffer", "header", "scope", "was_succeeded")
+
+    def __init__(self, buffer: bytearray, succeed: Callable[[_Reader], None]) -> None:
+        self.buffer = buffer
+        self.scope = trio.CancelScope()
+        self.header: Header | None = None  # of the request in hand
+        self.was_succeeded = False
+        self._succeed = succeed
+
+    def suspended(self) -> None:
+        """The request in hand puts this task to sleep."""
+        self.was_succeeded = True
+        self._succeed(self)
+
+
+class DirectChannel:
+    """A mount that is answered here."""
+
+    def __init__(self, device: FuseDevice, operations: Operations, chosen: ChosenChannel) -> None:
+        self._device = device
+        self._chosen = chosen
+        self._backings = Backings(device)
+        self._translator = Translator(operations, self._backings)
+        self._max_pages = device_fuse.max_pages()
+        self._buffers: list[bytearray] = []
+        self._waiting: dict[int, _Reader] = {}  # by the number of the request
+        self._nursery: trio.Nursery | None = None
+
+    async def serve(
+        self,
+        scope: trio.CancelScope,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Answer the kernel until the mount is ended (then cancel `scope`), or until cancelled."""
+        if await self._agree():
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._read_requests)
+                task_status.started()
+        log.info("the mount was ended from outside")
+        scope.cancel()
+
+    # -- the beginning
+
+    async def _agree(self) -> bool:
+        """Answer INIT, the first request. False: the mount was ended before it came."""
+        buffer = self._buffer()
+        while True:
+            length = self._device.read(buffer)
+            if length is None:
+                await trio.lowlevel.wait_readable(self._device.fd)
+                continue
+            if not length:
+                return False
+            header = parse_header(buffer, length)
+            body = parse_body(header, buffer)
+            if not isinstance(body, Init):
+                self._device.answer(replies.failure(header.unique, errno.EIO))
+            elif self._answer_init(header, body):
+                self._buffers.append(buffer)
+                return True
+
+    def _answer_init(self, header: Header, offer: Init) -> bool:
+        try:
+            agreement = negotiation.agree(
+                offer, max_pages=self._max_pages, passthrough=self._chosen.privileged
+            )
+        except negotiation.TooOld as error:
+            self._device.answer(replies.failure(header.unique, errno.EPROTO))
+            raise ConfigError(
+                f"{error}, the direct channel 7.{MINOR_MIN} and later; use --channel pyfuse3"
+            ) from error
+        answer = negotiation.major_only() if agreement is None else agreement.answer
+        told = replies.init(answer)
+        self._device.answer(replies.header(header.unique, len(told)), told)
+        if agreement is None:
+            return False
+        self._begin(agreement)
+        return True
+
+    def _begin(self, agreement: Agreement) -> None:
+        self._backings.enabled = self._chosen.passthrough = agreement.passthrough
+        log.info(
+            "FUSE 7.%d, requests of up to %d bytes, %s passthrough",
+            agreement.minor,
+            agreement.max_write,
+            "with" if agreement.passthrough else "without",
+        )
+
+    # -- requests
+
+    def _buffer(self) -> bytearray:
+        if self._buffers:
+            return self._buffers.pop()
+        return bytearray(self._max_pages * PAGE_BYTES + HEADERS_BYTES)
+
+    async def _read_requests(self) -> None:
+        """Read and answer, until one request had to wait and is answered, or the mount ends."""
+        reader = _Reader(self._buffer(), self._hand_over)
+        try:
+            with reader.scope:
+                await self._read_on(reader)
+        finally:
+            if reader.was_succeeded and reader.header is not None:
+                del self._waiting[reader.header.unique]
+        if reader.scope.cancelled_caught and reader.header is not None:
+            self._device.answer(replies.failure(reader.header.unique, errno.EINTR))
+        if len(self._buffers) < SPARE_BUFFERS:
+            self._buffers.append(reader.buffer)
+
+    async def _read_on(self, reader: _Reader) -> None:
+        device, buffer = self._device, reader.buffer
+        stretch = 0
+        while not reader.was_succeeded:
+            length = device.read(buffer)
+            if length is None:
+                await trio.lowlevel.wait_readable(device.fd)
+                stretch = 0
+                continue
+            if not length:
+                return
+            await self._answer_one(reader, length)
+            stretch += 1
+            if stretch == ANSWERS_AT_A_STRETCH and not reader.was_succeeded:
+                await trio.lowlevel.checkpoint()
+                stretch = 0
+
+    def _hand_over(self, reader: _Reader) -> None:
+        assert self._nursery is not None
+        assert reader.header is not None
+        self._waiting[reader.header.unique] = reader
+        self._nursery.start_soon(self._read_requests)
+
+    async def _answer_one(self, reader: _Reader, length: int) -> None:
+        try:
+            header = reader.header = parse_header(reader.buffer, length)
+        except Malformed as error:
+            log.error("a request that cannot be read: %s", error)
+            if length >= HEADER.size:
+                unique = HEADER.unpack_from(reader.buffer)[2]
+                self._device.answer(replies.failure(unique, errno.EIO))
+            return
+        try:
+            answer = await self._perform(reader, header)
+        except Exception as error:
+            self._refuse(header, error)
+            return
+        if header.opcode not in SILENT:
+            self._device.answer(replies.header(header.unique, len(answer)), answer)
+
+    async def _perform(self, reader: _Reader, header: Header) -> Answer:
+        body = parse_body(header, reader.buffer)
+        at_once = AT_ONCE.get(header.opcode)
+        if at_once is not None:
+            return at_once(self._translator, header, body)
+        may_wait = MAY_WAIT.get(header.opcode)
+        if may_wait is not None:
+            return await noticing(may_wait(self._translator, header, body), reader.suspended)
+        if header.opcode == Opcode.INTERRUPT:
+            assert isinstance(body, Interrupt)
+            self._interrupt(body.unique)
+            return b""
+        raise UnknownOpcode(str(header.opcode))
+
+    def _refuse(self, header: Header, error: Exception) -> None:
+        """Answer with an error. Anything unexpected is a bug, and crashes."""
+        match error:
+            case CtxfsError():
+                code = error.code
+            case RetryLookup():
+                code = errno.ESTALE
+            case UnknownOpcode():
+                code = errno.ENOSYS
+            case Malformed():
+                log.error("request %d cannot be understood: %s", header.opcode, error)
+                code = errno.EINVAL
+            case OSError():
+                log.error("a request failed", exc_info=error)
+                code = error.errno or errno.EIO
+            case _:
+                raise error
+        if header.opcode not in SILENT:
+            self._device.answer(replies.failure(header.unique, code))
+
+    # -- signals
+
+    def _interrupt(self, unique: int) -> None:
+        """Who waits for that request got a signal. Most requests are answered by then."""
+        reader = self._waiting.get(unique)
+        if reader is not None:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._end_if_unwanted, reader, unique)
+
+    async def _end_if_unwanted(self, reader: _Reader, unique: int) -> None:
+        """Answer EINTR to who is to end; other signals wait, as they do for a disk.
+
+        The kernel tells of the first signal only, so whether a later one ends it is looked at.
+        """
+        assert reader.header is not None
+        while self._waiting.get(unique) is reader:
+            if process.is_to_end(reader.header.pid):
+                reader.scope.cancel()
+                return
+            await trio.sleep(INTERRUPT_POLL_S)
+
+
+@contextmanager
+def mounted(
+    operations: Operations,
+    path: Path,
+    *,
+    fsname: str,
+    allow_other: bool,
+    chosen: ChosenChannel,
+) -> Iterator[DirectChannel]:
+    """Mount at `path`; the channel's `serve` answers until it is ended. Unmounts at the end."""
+    device = device_fuse.mount(
+        path, fsname=fsname, allow_other=allow_other, privileged=chosen.privileged
+    )
+    try:
+        yield DirectChannel(device, operations, chosen)
+    finally:
+        device.close()

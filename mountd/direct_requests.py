@@ -1,0 +1,316 @@
+"""What each request of the kernel means for `Operations`, and the bytes it is answered with."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ctxfs.errors import BadValue, BlockExists, CtxfsError, NoAttribute, NotPermitted
+from mountd.backings import Backings
+from mountd.fuseproto import constants, replies, requests
+from mountd.fuseproto.constants import Opcode, OpenFlag, SetattrField
+from mountd.fuseproto.replies import SECOND_NS, Attributes, Filesystem
+from mountd.fuseproto.requests import Header
+from mountd.operations import (
+    NAME_BYTES_MAX,
+    PAGE_BYTES,
+    SPARE_FILES,
+    Attr,
+    Caller,
+    Operations,
+    SetAttr,
+)
+
+log = logging.getLogger(__name__)
+
+DONE = b""
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
+RENAMES = constants.RENAME_NOREPLACE | constants.RENAME_EXCHANGE
+
+Answer = bytes | memoryview
+
+
+class ValueTooLong(CtxfsError):
+    """The caller's buffer is too small for the value."""
+
+    code = errno.ERANGE
+
+
+class NoIoctl(CtxfsError):
+    """No file here has any."""
+
+    code = errno.ENOTTY
+
+
+def _caller(header: Header) -> Caller:
+    return Caller(header.uid, header.gid, header.pid)
+
+
+def _entry(attr: Attr) -> bytes:
+    return replies.entry(Attributes._make(attr))
+
+
+class Translator:
+    """One method for each kind of request; its answer is what follows the header."""
+
+    def __init__(self, operations: Operations, backings: Backings) -> None:
+        self._ops = operations
+        self._backings = backings
+
+    # -- names
+
+    def lookup(self, header: Header, body: requests.Name) -> Answer:
+        return _entry(self._ops.lookup(header.node, body.name, _caller(header)))
+
+    def forget(self, header: Header, body: requests.Forget) -> Answer:
+        self._ops.forget(header.node, body.lookups)
+        return DONE
+
+    def batch_forget(self, header: Header, body: requests.BatchForget) -> Answer:
+        for node, count in body.nodes:
+            self._ops.forget(node, count)
+        return DONE
+
+    async def mknod(self, header: Header, body: requests.Mknod) -> Answer:
+        caller = _caller(header)
+        return _entry(await self._ops.make_file(header.node, body.name, body.mode, caller))
+
+    def mkdir(self, header: Header, body: requests.Mkdir) -> Answer:
+        return _entry(self._ops.mkdir(header.node, body.name, body.mode, _caller(header)))
+
+    def unlink(self, header: Header, body: requests.Name) -> Answer:
+        self._ops.unlink(header.node, body.name, _caller(header))
+        return DONE
+
+    def rmdir(self, header: Header, body: requests.Name) -> Answer:
+        self._ops.rmdir(header.node, body.name)
+        return DONE
+
+    def link(self, header: Header, body: requests.Link | requests.Symlink) -> Answer:
+        raise NotPermitted("there are no links here")
+
+    def rename(self, header: Header, body: requests.Rename) -> Answer:
+        return self._rename(header, body.new_parent, body.old_name, body.new_name, 0)
+
+    def rename2(self, header: Header, body: requests.Rename2) -> Answer:
+        return self._rename(header, body.new_parent, body.old_name, body.new_name, body.flags)
+
+    def _rename(self, header: Header, parent: int, old: bytes, new: bytes, flags: int) -> Answer:
+        if flags & ~RENAMES:
+            raise BadValue("a flag of renameat2 that is not known here")
+        self._ops.rename(
+            header.node,
+            old,
+            parent,
+            new,
+            _caller(header),
+            replace=not flags & constants.RENAME_NOREPLACE,
+            exchange=bool(flags & constants.RENAME_EXCHANGE),
+        )
+        return DONE
+
+    # -- attributes
+
+    def getattr(self, header: Header, body: requests.Getattr) -> Answer:
+        return replies.attributes(Attributes._make(self._ops.getattr(header.node)))
+
+    async def setattr(self, header: Header, body: requests.Setattr) -> Answer:
+        fields = body.fields
+        change = SetAttr(
+            mode=body.mode if fields & SetattrField.MODE else None,
+            uid=body.uid if fields & SetattrField.UID else None,
+            gid=body.gid if fields & SetattrField.GID else None,
+            size=body.size if fields & SetattrField.SIZE else None,
+            atime_ns=body.atime_s * SECOND_NS + body.atime_ns
+            if fields & SetattrField.ATIME
+            else None,
+            mtime_ns=body.mtime_s * SECOND_NS + body.mtime_ns
+            if fields & SetattrField.MTIME
+            else None,
+        )
+        # chown takes setuid and setgid from everybody; the kernel leaves that to us.
+        if fields & (SetattrField.KILL_SUIDGID | SetattrField.UID | SetattrField.GID):
+            self._ops.kill_privileges(header.node)
+        handle = body.handle if fields & SetattrField.HANDLE else None
+        attr = await self._ops.setattr(header.node, change, handle, _caller(header))
+        return replies.attributes(Attributes._make(attr))
+
+    def statfs(self, header: Header, body: requests.Nothing) -> Answer:
+        space = self._ops.statfs()
+        return replies.filesystem(
+            Filesystem(
+                blocks=space.total,
+                free=space.free,
+                files=space.files + SPARE_FILES,
+                files_free=SPARE_FILES,
+                block_bytes=PAGE_BYTES,
+                name_bytes_max=NAME_BYTES_MAX,
+            )
+        )
+
+    # -- files
+
+    async def create(self, header: Header, body: requests.Create) -> Answer:
+        number, attr = await self._ops.create(
+            header.node, body.name, body.mode, body.flags, _caller(header)
+        )
+        return _entry(attr) + self._opened(attr.inode, number, body.flags, direct=False)
+
+    async def open(self, header: Header, body: requests.Open) -> Answer:
+        number, direct = await self._ops.open(header.node, body.flags, _caller(header))
+        if body.open_flags & constants.OPEN_KILL_SUIDGID:
+            self._ops.kill_privileges(header.node)
+        return self._opened(header.node, number, body.flags, direct=direct)
+
+    def _opened(self, node: int, number: int, flags: int, *, direct: bool) -> bytes:
+        # Without writes a close means nothing, and needs no FLUSH.
+        answer = 0 if flags & WRITES else OpenFlag.NOFLUSH
+        if direct:
+            return replies.opened(number, answer | OpenFlag.DIRECT_IO)
+        if backing := self._backings.lend(self._ops, node, number):
+            return replies.opened(number, answer | OpenFlag.PASSTHROUGH, backing)
+        # An inode's bytes change only through the kernel, so what it has cached stays right.
+        return replies.opened(number, answer | OpenFlag.KEEP_CACHE)
+
+    async def read(self, header: Header, body: requests.Read) -> Answer:
+        return await self._ops.read(body.handle, body.offset, body.size)
+
+    async def write(self, header: Header, body: requests.Write) -> Answer:
+        if body.write_flags & constants.WRITE_KILL_SUIDGID:
+            self._ops.kill_privileges(header.node)
+        return replies.written(await self._ops.write(body.handle, body.offset, body.data))
+
+    def flush(self, header: Header, body: requests.Flush) -> Answer:
+        self._ops.flush(body.handle, header.pid or None)
+        return DONE
+
+    def release(self, header: Header, body: requests.Release) -> Answer:
+        self._ops.release(body.handle)
+        self._backings.give_back(header.node, body.handle)
+        return DONE
+
+    async def fsync(self, header: Header, body: requests.Fsync) -> Answer:
+        await self._ops.fsync(body.handle)
+        return DONE
+
+    # -- directories
+
+    def opendir(self, header: Header, body: requests.Open) -> Answer:
+        return replies.opened(self._ops.opendir(header.node, _caller(header)), 0)
+
+    def readdir(self, header: Header, body: requests.Read) -> Answer:
+        lines = bytearray()
+        for place, name, attr in self._ops.listing(body.handle, body.offset):
+            line = replies.dirent(attr.inode, place, name, attr.mode)
+            if len(lines) + len(line) > body.size:
+                break
+            lines += line
+        return bytes(lines)
+
+    def readdirplus(self, header: Header, body: requests.Read) -> Answer:
+        lines = bytearray()
+        for place, name, attr in self._ops.listing(body.handle, body.offset):
+            line = replies.direntplus(Attributes._make(attr), place, name)
+            if len(lines) + len(line) > body.size:
+                break
+            lines += line
+            self._ops.listed(attr.inode)
+        return bytes(lines)
+
+    def releasedir(self, header: Header, body: requests.Release) -> Answer:
+        self._ops.releasedir(body.handle)
+        return DONE
+
+    async def fsyncdir(self, header: Header, body: requests.Fsync) -> Answer:
+        await self._ops.fsync_directory()
+        return DONE
+
+    # -- extended attributes
+
+    async def setxattr(self, header: Header, body: requests.Setxattr) -> Answer:
+        value = bytes(body.value)
+        if body.flags:
+            self._check_presence(header.node, body.name, body.flags)
+        await self._ops.setxattr(header.node, body.name, value)
+        return DONE
+
+    def _check_presence(self, node: int, name: bytes, flags: int) -> None:
+        try:
+            self._ops.getxattr(node, name)
+        except NoAttribute:
+            if flags & constants.XATTR_REPLACE:
+                raise
+        else:
+            if flags & constants.XATTR_CREATE:
+                raise BlockExists("the attribute is set already")
+
+    def getxattr(self, header: Header, body: requests.Getxattr) -> Answer:
+        return _sized(self._ops.getxattr(header.node, body.name), body.size)
+
+    def listxattr(self, header: Header, body: requests.Listxattr) -> Answer:
+        names = self._ops.listxattr(header.node)
+        return _sized(b"".join(name + b"\0" for name in names), body.size)
+
+    async def removexattr(self, header: Header, body: requests.Name) -> Answer:
+        await self._ops.removexattr(header.node, body.name)
+        return DONE
+
+    # -- the rest
+
+    def ioctl(self, header: Header, body: requests.Ioctl) -> Answer:
+        raise NoIoctl("no ioctl is known here")
+
+    def destroy(self, header: Header, body: requests.Nothing) -> Answer:
+        return DONE
+
+
+def _sized(value: bytes, size: int) -> bytes:
+    if not size:
+        return replies.attribute_size(len(value))
+    if len(value) > size:
+        raise ValueTooLong(f"{len(value)} bytes")
+    return value
+
+
+# What is missing here is answered ENOSYS, and the kernel does it without us from then on: ACCESS
+# (default_permissions), POLL (always ready), LSEEK (no holes), COPY_FILE_RANGE (by read and write),
+# STATX (by GETATTR); FALLOCATE is EOPNOTSUPP to programs, and glibc writes instead.
+AT_ONCE: dict[int, Callable[[Translator, Header, Any], Answer]] = {
+    Opcode.LOOKUP: Translator.lookup,
+    Opcode.FORGET: Translator.forget,
+    Opcode.BATCH_FORGET: Translator.batch_forget,
+    Opcode.GETATTR: Translator.getattr,
+    Opcode.SYMLINK: Translator.link,
+    Opcode.LINK: Translator.link,
+    Opcode.MKDIR: Translator.mkdir,
+    Opcode.UNLINK: Translator.unlink,
+    Opcode.RMDIR: Translator.rmdir,
+    Opcode.RENAME: Translator.rename,
+    Opcode.RENAME2: Translator.rename2,
+    Opcode.STATFS: Translator.statfs,
+    Opcode.RELEASE: Translator.release,
+    Opcode.FLUSH: Translator.flush,
+    Opcode.OPENDIR: Translator.opendir,
+    Opcode.READDIR: Translator.readdir,
+    Opcode.READDIRPLUS: Translator.readdirplus,
+    Opcode.RELEASEDIR: Translator.releasedir,
+    Opcode.GETXATTR: Translator.getxattr,
+    Opcode.LISTXATTR: Translator.listxattr,
+    Opcode.IOCTL: Translator.ioctl,
+    Opcode.DESTROY: Translator.destroy,
+}
+MAY_WAIT: dict[int, Callable[[Translator, Header, Any], Coroutine[Any, Any, Answer]]] = {
+    Opcode.SETATTR: Translator.setattr,
+    Opcode.MKNOD: Translator.mknod,
+    Opcode.CREATE: Translator.create,
+    Opcode.OPEN: Translator.open,
+    Opcode.READ: Translator.read,
+    Opcode.WRITE: Translator.write,
+    Opcode.FSYNC: Translator.fsync,
+    Opcode.FSYNCDIR: Translator.fsyncdir,
+    Opcode.SETXATTR: Translator.setxattr,
+    Opcode.REMOVEXATTR: Translator.removexattr,
+}
