@@ -23,6 +23,7 @@ LEFTOVERS = re.compile(r"\b(" + "TO" + "DO|FIX" + "ME|XX" + r"X)\b")
 SOMEBODYS_PATH = re.compile(r"(?<![\w.])/(work|root|Users|home/(?!u/)\w+)/")  # u is nobody
 PROSE = ("*.md", "docs/*.md", "bench/*.md", "man/*", "deploy/**/*", "scripts/*", ".ci/*")
 NAMING = (ast.Assign, ast.AnnAssign)
+SPEAKING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 TOP_FILES = ("Makefile", "setup.cfg", "pyproject.toml")
 
 
@@ -126,7 +127,8 @@ def lone_texts(tree: ast.AST) -> Iterator[int]:
                     isinstance(each.value, ast.JoinedStr)
                     or (isinstance(each.value, ast.Constant) and isinstance(each.value.value, str))
                 )
-                documents = (block == "body") if before is None else isinstance(before, NAMING)
+                named = node if before is None else before
+                documents = isinstance(named, SPEAKING if before is None else NAMING)
                 if is_text and not documents:
                     yield each.lineno
                 before = each
