@@ -404,10 +404,10 @@ class Operations:
         try:
             handle = await self._store.open_for_read(node, owner)
         except CtxfsError as error:
-            if node.is_gone and before is None:  # its name may lead to another block by now
-                self._look_again(node, caller)
-            self._trouble(node, error)
-            raise
+            shown = self._trouble(node, error)
+            if isinstance(shown, BlockNotFound) and node.is_gone and before is None:
+                self._look_again(node, caller)  # its name may lead to another block by now
+            raise shown from error
         finally:
             if before is not None and before.held is not None:
                 self._store.let_go(before.held)
@@ -442,16 +442,17 @@ class Operations:
         matters = block.writing is not None or block.generation in self._catalog.fresh
         return process.process_of(caller.pid) if matters else 0
 
-    def _trouble(self, block: Block, error: CtxfsError) -> None:
-        """A tier failed: counted apart, and by default a miss to the program."""
+    def _trouble(self, block: Block, error: CtxfsError) -> CtxfsError:
+        """Return what a program sees of an error. That a tier failed is counted apart."""
         if not isinstance(error, TROUBLE):
-            return
+            return error
         self._catalog.counters.trouble += 1
         self._catalog.tell("trouble", block, error=str(error))
         log.warning("open of %r: %s", block.name, error)
         # Memory of a copy that is gone is no use to anybody; the store dropped it already.
         if not self.trouble_is_error or isinstance(error, CopyCorrupt):
-            raise BlockNotFound(str(error)) from error
+            return BlockNotFound(str(error))
+        return error
 
     async def _open_for_write(self, block: Block, flags: int, caller: Caller) -> Handle:
         owner = process.process_of(caller.pid)

@@ -136,6 +136,23 @@ def _huge_denied() -> bool:
 
 def _plain_room(state: Path, size_bytes: int) -> HotRoom:
     """A directory in a tmpfs that is there; nothing but our own counting limits its size."""
+    path = plain_place(state, size_bytes)
+    made = _make_private(path)
+    return HotRoom(
+        path=path,
+        dirfd=_open_private(path),
+        mounted=False,
+        huge=False,
+        is_adopted=not made,
+        size_bytes=size_bytes,
+    )
+
+
+def plain_place(state: Path, size_bytes: int) -> Path:
+    """Where the room is that is no tmpfs of its own. Nothing is made; `state` must exist.
+
+    Raises ConfigError where there is no tmpfs, or none that can hold `size_bytes`.
+    """
     if mounts.is_tmpfs(state):
         path = state / "hot"
     else:
@@ -152,15 +169,7 @@ def _plain_room(state: Path, size_bytes: int) -> HotRoom:
             f"the hot tier is to hold {size_bytes} bytes, {path.parent} holds {capacity}: "
             f"make the one smaller or the other larger (a container's --shm-size)"
         )
-    made = _make_private(path)
-    return HotRoom(
-        path=path,
-        dirfd=_open_private(path),
-        mounted=False,
-        huge=False,
-        is_adopted=not made,
-        size_bytes=size_bytes,
-    )
+    return path
 
 
 def _make_private(path: Path) -> bool:

@@ -167,6 +167,7 @@ class Daemon:
             else:
                 self._close()
         self.clean()
+        self.cold_path.unlink(missing_ok=True)  # hundreds of them would fill the disk
 
     def clean(self) -> None:
         """Unmount whatever a killed daemon left; fails the test if a mount then remains."""

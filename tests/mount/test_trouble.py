@@ -99,20 +99,6 @@ def test_programs_see_a_dead_mount_until_the_new_one_is_there(
         (daemon.mount / name).unlink()
 
 
-def test_a_cold_file_made_larger_than_it_may_be_is_refused(
-    start: Callable[..., Daemon],
-) -> None:
-    daemon = start(cold="64MiB")
-    daemon.put("k", noise(1, 1000))
-    assert daemon.stop() == 0
-    smaller = [word.replace(":64MiB", ":32MiB") for word in daemon.command]
-    done = subprocess.run(smaller, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert "was formatted with 67108864 bytes" in done.stderr
-    daemon.start()
-    assert (daemon.mount / "k").read_bytes() == noise(1, 1000)
-
-
 def test_a_lost_cold_device_has_no_room(daemon: Daemon) -> None:
     before = os.statvfs(daemon.mount)
     for key in ("hot", "cold"):
