@@ -746,9 +746,20 @@ class Store:
             await self.mover.wait_landed()
             await self._cold.sync()
 
+    async def _old_settled(self, block: Block) -> None:
+        """Wait until what the name leads to now is sealed, if that is all that is missing.
+
+        Its stamp must be lower than the shadow's: after a power cut the higher one has the name.
+        """
+        old = self.catalog.names.find(block.directory, block.name)
+        if isinstance(old, Block) and old is not block:
+            with contextlib.suppress(BlockNotFound):
+                await self.wait_sealed(old)
+
     async def _sync_writing(self, block: Block, writing: Writing) -> None:
         """Write the content as it is now, as a shadow that sealing replaces."""
         assert self._cold is not None
+        await self._old_settled(block)
         file = self._hot.acquire(block.generation)
         try:
             for _ in range(SYNC_TRIES):
