@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import os
+import stat
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from ctxfs.settings import (
     WarmConfig,
     settings_of,
 )
+from ctxfs.units import MIB, format_size
 
 __all__ = [
     "COLD_BYTES_MIN",
@@ -61,6 +63,8 @@ __all__ = [
     "load",
     "reread",
 ]
+
+FILE_BYTES_MAX = MIB  # some hundred times what all keys need
 
 
 def load(
@@ -167,12 +171,23 @@ def _given_by_file(path: Path, problems: list[str]) -> _AllGiven:
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(_content(path).decode())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # bad TOML, or not UTF-8
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+
+
+def _content(path: Path) -> bytes:
+    """Raises OSError, and ConfigError for what would keep one reading, or waiting, for ever."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ConfigError(f"{path}: is not a regular file")
+        # What it says of its size is not always so.
+        content = file.read(FILE_BYTES_MAX + 1)
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: is larger than {format_size(FILE_BYTES_MAX)}")
+    return content
 
 
 def _overridden(given: _AllGiven, overrides: tuple[Override, ...]) -> _AllGiven:

@@ -87,6 +87,27 @@ class TierFull(CtxfsError):
     exit_code = 4
 
 
+class TierTrouble(CtxfsError):
+    """The hot tier's files cannot be opened or mapped. The machine is at fault, not a block."""
+
+    code = errno.EIO
+    exit_code = 5
+
+
+class TooManyOpen(CtxfsError):
+    """More files are open than the daemon has descriptors for (`ulimit -n`, LimitNOFILE)."""
+
+    code = errno.ENFILE
+    exit_code = 4
+
+
+class NoRoom(CtxfsError):
+    """The file system beneath has no room for what the daemon keeps there."""
+
+    code = errno.ENOSPC
+    exit_code = 4
+
+
 class DeadlineExceeded(CtxfsError):
     """A tier did not answer in time."""
 
@@ -120,3 +141,10 @@ class DeviceBusy(ConfigError):
     """Another daemon has this device, state directory or mount point."""
 
     code = errno.EBUSY
+
+
+def unusable(what: str, error: OSError) -> CtxfsError:
+    """The error for a file or directory that was needed and refused: `what`, and the reason."""
+    # Some have no number, and then no strerror either: a socket's path that is too long.
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return (NoRoom if full else ConfigError)(f"{what}: {error.strerror or error}")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ctxfs.errors import unusable
+
 _READY = b"ready\n"
 
 Announce = Callable[[str], None]
@@ -64,15 +66,28 @@ def _work(
 
 
 def _let_go(error_file: Path | None) -> None:
-    """Keep nothing of the caller's open, or whoever reads its output waits for the daemon."""
+    """Keep nothing of the caller's open, or whoever reads its output waits for the daemon.
+
+    Raises ConfigError, or NoRoom, when `error_file` cannot be opened.
+    """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    errors = null
-    if error_file is not None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    # First of all, so that a log file that cannot be opened is told once, by the starter.
+    _put(null, 0, 1, 2)
+    if error_file is None:
+        return
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    try:
         errors = os.open(error_file, flags, 0o644)
-    for target, source in ((0, null), (1, null), (2, errors)):
-        os.dup2(source, target)
-    for fd in {null, errors} - {0, 1, 2}:
+    except OSError as error:
+        raise unusable(f"log file {error_file}", error) from None
+    _put(errors, 2)
+
+
+def _put(fd: int, *places: int) -> None:
+    """Have `fd` in these places, and nowhere else."""
+    for place in places:
+        os.dup2(fd, place)
+    if fd > 2:
         os.close(fd)
 
 

@@ -6,14 +6,24 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ctxfs.config import ColdConfig, Config
+from ctxfs.config import COLD_BYTES_MIN, ColdConfig, Config
+from ctxfs.device import shm
 from ctxfs.errors import ConfigError
 from ctxfs.units import format_size
 from mountd import channels, mounts
 from mountd.options import may_allow_other
+from mountd.statedir import PID_FILE
 
 CGROUPS = Path("/sys/fs/cgroup")
 FUSE_DEVICE = Path("/dev/fuse")
+# Kinds of file system that show the kernel's own things: nobody makes files there.
+NO_FILES = frozenset(
+    (
+        *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts"),
+        *("efivarfs", "fusectl", "mqueue", "proc", "pstore", "rpc_pipefs", "securityfs"),
+        *("selinuxfs", "smackfs", "sysfs", "tracefs"),
+    )
+)
 
 
 def memory_bytes() -> int:
@@ -55,21 +65,22 @@ def problems(config: Config) -> list[str]:
         found.append("no mount point: name it on the command line, or as [mount] path")
     elif (reason := mounts.obstacle(config.mount.path)) is not None:
         found.append(str(reason))
-    elif os.geteuid() != 0 and not os.access(config.mount.path, os.W_OK):
-        found.append(f"{config.mount.path}: an ordinary user mounts only where it may write")
     found += _fuse(config)
-    found += _directory("state directory", config.state)
+    found += _state(config.state)
+    found += _hot(config)
     if config.log.file is not None:
-        found += _directory("directory of the log file", config.log.file.parent)
+        found += _log_file(config.log.file)
     for device in config.cold:
-        found += _cold(device)
+        found += _cold(device, config.state)
     return found
 
 
 def _fuse(config: Config) -> Iterator[str]:
     if not FUSE_DEVICE.exists():
-        yield f"{FUSE_DEVICE} does not exist: load the module with `modprobe fuse`, or give the "
-        "container that device"
+        yield (
+            f"{FUSE_DEVICE} does not exist: load the module with `modprobe fuse`, or give the "
+            "container that device"
+        )
     elif not os.access(FUSE_DEVICE, os.R_OK | os.W_OK):
         yield f"{FUSE_DEVICE}: this user may not read and write it"
     if shutil.which("fusermount3") is None:
@@ -83,18 +94,74 @@ def _fuse(config: Config) -> Iterator[str]:
         yield str(error)
 
 
+def _state(path: Path) -> Iterator[str]:
+    unusable = list(_directory("state directory", path))
+    yield from unusable
+    pid_file = path / PID_FILE
+    if not unusable and pid_file.exists():
+        if not pid_file.is_file():
+            yield f"state directory {path}: {pid_file} is not a file"
+        elif not os.access(pid_file, os.R_OK | os.W_OK):
+            yield f"state directory {path}: this user may not write to {pid_file}"
+
+
 def _directory(name: str, path: Path) -> Iterator[str]:
-    """It is there, or can be made."""
-    there = path
-    while not there.exists():
-        there = there.parent
+    """It is there, or can be made, and files in it too."""
+    try:
+        there = _nearest(path)
+    except OSError as error:
+        yield f"{name} {path}: {error.strerror}"
+        return
     if not there.is_dir():
         yield f"{name} {path}: {there} is not a directory"
     elif not os.access(there, os.W_OK | os.X_OK):
         yield f"{name} {path}: this user may not write to {there}"
+    elif (fstype := _fstype(there)) in NO_FILES:
+        yield f"{name} {path}: nothing can be made in {there}, which is {fstype}"
 
 
-def _cold(device: ColdConfig) -> Iterator[str]:
+def _nearest(path: Path) -> Path:
+    """As much of a path as is there. Raises OSError where one may not even look."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _fstype(path: Path) -> str:
+    """The kind of file system, or nothing where the table of mounts does not tell."""
+    number = path.stat().st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    return next((each.fstype for each in mounts.mount_table() if each.device == device), "")
+
+
+def _hot(config: Config) -> Iterator[str]:
+    """Where a user may mount no tmpfs of its own, the one that is there must be large enough."""
+    if os.geteuid() != 0:
+        try:
+            shm.plain_place(_nearest(config.state), config.hot.size_bytes)
+        except ConfigError as error:
+            yield str(error)
+        except OSError:
+            return  # told of the state directory already
+
+
+def _log_file(path: Path) -> Iterator[str]:
+    """It can be opened. Unlike the state directory, the one above it is not made."""
+    try:
+        if path.is_dir():
+            yield f"log file {path}: is a directory"
+        elif path.exists():
+            if not os.access(path, os.W_OK):
+                yield f"log file {path}: this user may not write it"
+        elif not path.parent.exists():
+            yield f"log file {path}: the directory {path.parent} does not exist"
+        else:
+            yield from _directory("directory of the log file", path.parent)
+    except OSError as error:
+        yield f"log file {path}: {error.strerror}"
+
+
+def _cold(device: ColdConfig, state: Path) -> Iterator[str]:
     path = device.path
     try:
         wanted = cold_bytes(device)
@@ -103,9 +170,17 @@ def _cold(device: ColdConfig) -> Iterator[str]:
         yield str(error)
         return
     if there is None:
+        # The state directory is made before; no other is.
+        if path.parent not in (state, *state.parents) and not path.parent.exists():
+            yield f"cold {path}: the directory {path.parent} does not exist"
+            return
+        if path.is_symlink():
+            yield f"cold {path}: is a link to what does not exist"
         yield from _directory("directory of cold", path.parent)
     elif not os.access(path, os.R_OK | os.W_OK):
         yield f"cold {path}: this user may not read and write it"
+    if wanted < COLD_BYTES_MIN:
+        yield f"cold {path}: must have at least {format_size(COLD_BYTES_MIN)}"
     if path.is_block_device():
         if there is not None and wanted > there:
             yield f"cold {path}: has {format_size(there)}, less than its size of " + format_size(
@@ -117,9 +192,7 @@ def _cold(device: ColdConfig) -> Iterator[str]:
 
 def _room(path: Path, missing: int) -> Iterator[str]:
     """A cold file is allocated whole when it is made: what it lacks must be free."""
-    if not path.parent.is_dir():
-        return
-    info = os.statvfs(path.parent)
+    info = os.statvfs(_nearest(path.parent))
     if missing > (free := info.f_bavail * info.f_frsize):
         yield f"cold {path}: needs {format_size(missing)} more, {format_size(free)} are free there"
 

@@ -15,7 +15,7 @@ import ctxfs
 from ctxfs.config import Channel, Config, LogFormat, LogLevel, Override, load
 from ctxfs.errors import ConfigError, CtxfsError
 from ctxfs.units import format_size
-from mountd import background, channels, check, logs, mounts, statedir, systemd
+from mountd import background, channels, check, logs, statedir, systemd
 from mountd.options import parse_options
 
 NAME = "ctx-mountd"
@@ -121,7 +121,7 @@ def configure(arguments: argparse.Namespace) -> Config:
 def start(config: Config, announce: background.Announce) -> int:
     """Serve until the mount is ended; `announce` hears once that it answers.
 
-    Claims the state directory, and clears what a crash left at the mount point.
+    Claims the state directory.
     """
     # Here, not above: the kernel channel and the rings are not for --help, --check or the
     # process that only waits for the daemon.
@@ -136,7 +136,6 @@ def start(config: Config, announce: background.Announce) -> int:
         systemd.ready(line)
 
     with statedir.claim(config.state):
-        mounts.prepare(config.mount.path)
         return serve(config, ready)
 
 

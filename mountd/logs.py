@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from ctxfs.errors import ConfigError
+from ctxfs.errors import unusable
 from ctxfs.settings import LogConfig
 
 # Attributes every record has; whatever else a record carries came in by `extra=`.
@@ -21,7 +21,7 @@ _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ER
 def setup(config: LogConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Send every logger's lines where `config` says, in place of whatever was set up before.
 
-    Raises ConfigError when the file cannot be opened.
+    Raises ConfigError, or NoRoom, when the file cannot be opened.
     """
     handler = _handler(config)
     journal = config.file is None and _is_journal(sys.stderr, environ)
@@ -40,7 +40,7 @@ def _handler(config: LogConfig) -> logging.Handler:
     try:
         return ReopenedFile(config.file, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise ConfigError(f"log file {config.file}: {error.strerror}") from None
+        raise unusable(f"log file {config.file}", error) from None
 
 
 def set_level(config: LogConfig) -> None:

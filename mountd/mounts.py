@@ -8,6 +8,7 @@ import os
 import re
 import select
 import signal
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class MountInfo:
     source: str
     options: frozenset[str]
     device: str  # major:minor
+    user_id: int | None = None  # who mounted it, where it is FUSE
 
     @property
     def is_fuse(self) -> bool:
@@ -115,7 +117,11 @@ def clear_stale(path: Path) -> None:
 
 
 def obstacle(path: Path) -> CtxfsError | None:
-    """Why nothing can be mounted at `path`, or None. A stale mount is none: it can be cleared."""
+    """Why this user cannot mount at `path`, or None.
+
+    A stale mount that the user may clear is no reason. What lies beneath is hidden by it, and
+    only known once it is cleared.
+    """
     mount = mount_at(path)
     if mount is not None and mount.is_fuse:
         answer = probe(path)
@@ -125,19 +131,37 @@ def obstacle(path: Path) -> CtxfsError | None:
                 f"end its daemon, then run: umount -l {path}"
             )
         if answer is Answer.STALE:
-            return None
+            return _unclearable(path, mount)
         if mount.is_ours:
             return DeviceBusy(f"{path}: ctxfs is mounted there already")
         if not _is_empty(path):
             return DeviceBusy(f"{path}: {mount.fstype} ({mount.source}) is mounted there")
     try:
-        if path.is_dir():
-            return None
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ConfigError(f"{path}: the mount point does not exist; make it with: mkdir -p {path}")
     except OSError as error:
         return ConfigError(f"{path}: {error.strerror}")
-    if path.exists():
+    if not stat.S_ISDIR(found.st_mode):
         return ConfigError(f"{path}: the mount point is not a directory")
-    return ConfigError(f"{path}: the mount point does not exist; make it with: mkdir -p {path}")
+    if (uid := os.geteuid()) != 0:
+        if not os.access(path, os.W_OK):
+            return ConfigError(f"{path}: an ordinary user mounts only where it may write")
+        if found.st_mode & stat.S_ISVTX and found.st_uid != uid:
+            return ConfigError(
+                f"{path}: is sticky and not this user's, so it may not mount there; "
+                f"make a directory in it with: mkdir {path / 'ctx'}"
+            )
+    return None
+
+
+def _unclearable(path: Path, mount: MountInfo) -> ConfigError | None:
+    if os.geteuid() in (0, mount.user_id):
+        return None
+    return ConfigError(
+        f"{path}: the stale {mount.fstype} mount there is another user's; "
+        f"let that user or root run: umount {path}"
+    )
 
 
 def prepare(path: Path) -> None:
@@ -163,13 +187,15 @@ def _ended(pidfd: int, seconds: float) -> bool:
 def _mount_info(line: str) -> MountInfo:
     front, _, back = line.partition(" - ")
     _, _, device, _, path, options, *_ = front.split(" ")
-    fstype, source, *_ = back.split(" ")
+    fstype, source, details = back.split(" ")
+    user = re.search(r"\buser_id=(\d+)", details)
     return MountInfo(
         path=Path(_unescaped(path)),
         fstype=_unescaped(fstype),
         source=_unescaped(source),
         options=frozenset(options.split(",")),
         device=device,
+        user_id=int(user[1]) if user else None,
     )
 
 

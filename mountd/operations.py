@@ -31,6 +31,7 @@ from ctxfs.errors import (
     NotPermitted,
     NotYours,
     TierFull,
+    TierTrouble,
 )
 from ctxfs.store.attributes import Attributes
 from ctxfs.store.store import Handle, NewOwner, Store
@@ -44,11 +45,12 @@ PAGE_BYTES = 4096
 NAME_BYTES_MAX = 255
 SPARE_FILES = 1 << 32  # files are bounded by bytes alone
 SEALED_ATTR_S = 1.0
+TIME_NS_MAX = 2**63 - 1  # what is written down: from the year 1677 to 2262
 DIRECTORY_S = 1.0
 REDIRECT_NS = 1_000_000_000
 REDIRECTED_MAX = 1024
 R_BIT, W_BIT, X_BIT = 4, 2, 1
-TROUBLE = (DeadlineExceeded, DeviceError, TierFull)
+TROUBLE = (DeadlineExceeded, DeviceError, TierFull, TierTrouble)
 
 
 class RetryLookup(Exception):
@@ -290,7 +292,7 @@ class Operations:
         node.gid = node.gid if change.gid is None else change.gid
         now_ns = self._catalog.clock().wall_ns
         if change.mtime_ns is not None:
-            node.mtime_ns = change.mtime_ns
+            node.mtime_ns = _in_range(change.mtime_ns)
             if isinstance(node, Block) and node.writing is not None:
                 node.writing.time_given = True
         if isinstance(node, Directory):
@@ -298,7 +300,7 @@ class Operations:
             return self._attr(node)
         node.ctime_ns = now_ns
         if change.atime_ns is not None:
-            node.atime_ns = change.atime_ns
+            node.atime_ns = _in_range(change.atime_ns)
         if node.state is State.SEALED:
             self._catalog.record(node)
         return self._attr(node)
@@ -401,9 +403,11 @@ class Operations:
         owner = self._reader(node, caller)
         try:
             handle = await self._store.open_for_read(node, owner)
-        except (CtxfsError, *TROUBLE) as error:
-            self._trouble(node, error)
-            raise
+        except CtxfsError as error:
+            shown = self._trouble(node, error)
+            if isinstance(shown, BlockNotFound) and node.is_gone and before is None:
+                self._look_again(node, caller)  # its name may lead to another block by now
+            raise shown from error
         finally:
             if before is not None and before.held is not None:
                 self._store.let_go(before.held)
@@ -438,16 +442,17 @@ class Operations:
         matters = block.writing is not None or block.generation in self._catalog.fresh
         return process.process_of(caller.pid) if matters else 0
 
-    def _trouble(self, block: Block, error: CtxfsError) -> None:
-        """A tier failed: counted apart, and by default a miss to the program."""
+    def _trouble(self, block: Block, error: CtxfsError) -> CtxfsError:
+        """Return what a program sees of an error. That a tier failed is counted apart."""
         if not isinstance(error, TROUBLE):
-            return
+            return error
         self._catalog.counters.trouble += 1
         self._catalog.tell("trouble", block, error=str(error))
         log.warning("open of %r: %s", block.name, error)
         # Memory of a copy that is gone is no use to anybody; the store dropped it already.
         if not self.trouble_is_error or isinstance(error, CopyCorrupt):
-            raise BlockNotFound(str(error)) from error
+            return BlockNotFound(str(error))
+        return error
 
     async def _open_for_write(self, block: Block, flags: int, caller: Caller) -> Handle:
         owner = process.process_of(caller.pid)
@@ -732,6 +737,11 @@ class Operations:
 
 def _groups(caller: Caller) -> set[int]:
     return {caller.gid} | (process.supplementary_groups(caller.pid) if caller.uid else set())
+
+
+def _in_range(time_ns: int) -> int:
+    """Return a time, or the nearest that can be kept, as other file systems do."""
+    return max(-TIME_NS_MAX, min(TIME_NS_MAX, time_ns))
 
 
 def _may_read(node: Node, uid: int, groups: set[int]) -> bool:

@@ -33,7 +33,7 @@ from ctxfs.store.recovery import recover
 from ctxfs.store.store import Store
 from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
 from ctxfs.tiers.hot import HotTier
-from mountd import channels, logs, systemd
+from mountd import channels, logs, mounts, systemd
 from mountd.channels import ChosenChannel
 from mountd.check import memory_bytes
 from mountd.control import ControlDirectory
@@ -44,6 +44,7 @@ from mountd.statistics import Statistics
 log = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
+SPARE_DESCRIPTORS = 256
 SETTLE_S = 5.0  # at the end: how long sealing what was closed may take
 
 
@@ -54,15 +55,19 @@ def clock() -> Now:
 
 def serve(config: Config, ready: Callable[[], None]) -> int:
     """Mount, call `ready` when the mount answers, serve until it ends. Returns the exit status."""
-    _raise_file_limit()
     trio.run(_serve, config, ready, strict_exception_groups=True)
     return 0
 
 
-def _raise_file_limit() -> None:
+def raise_file_limit() -> int:
+    """Take all descriptors we may have; return how many hot files may be open for clients.
+
+    A mapped file costs two. Some are left for devices, /proc and what goes on in the background.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return (hard - min(SPARE_DESCRIPTORS, hard // 2)) // 2
 
 
 async def _serve(config: Config, ready: Callable[[], None]) -> None:
@@ -71,6 +76,9 @@ async def _serve(config: Config, ready: Callable[[], None]) -> None:
     with _hot_room(config) as room:
         async with trio.open_nursery() as services:
             daemon = await _assemble(config, room, services)
+            # Only now: until the new mount is there, programs see that the old one is dead, and
+            # not the directory beneath it.
+            await trio.to_thread.run_sync(mounts.prepare, path)
             with _mounter(daemon.channel)(
                 daemon.operations,
                 path,
@@ -241,8 +249,13 @@ def mover_limits(config: Config) -> MoverLimits:
 
 
 async def _assemble(config: Config, room: shm.HotRoom, services: trio.Nursery) -> Daemon:
-    capacity = min(config.hot.size_bytes, room.size_bytes)
-    hot = HotTier(room.path, capacity, huge=room.huge, is_alone=room.mounted)
+    hot = HotTier(
+        room.path,
+        min(config.hot.size_bytes, room.size_bytes),
+        huge=room.huge,
+        files_max=raise_file_limit(),
+        is_alone=room.mounted,
+    )
     events = Events(config.limits.events_kept)
     devices: list[OpenedDevice] = []
     catalog: Catalog | None = None
@@ -264,7 +277,9 @@ async def _assemble(config: Config, room: shm.HotRoom, services: trio.Nursery) -
             if opened.why_not_uring is not None:
                 log.warning("%s: no io_uring (%s); reads and writes use threads",
                             each.path, opened.why_not_uring)  # fmt: skip
-            cold_devices.append(ColdDevice(str(each.path), opened.engine, each.format))
+            cold_devices.append(
+                ColdDevice(str(each.path), opened.engine, each.format, size_bytes=each.size_bytes)
+            )
         cold = await ColdTier.open(
             cold_devices, describe=describe, describe_directory=describe_directory
         )

@@ -3,10 +3,10 @@
 import fcntl
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from ctxfs.errors import ConfigError, DeviceBusy
+from ctxfs.errors import DeviceBusy, unusable
 
 PID_FILE = "daemon.pid"
 
@@ -24,22 +24,37 @@ def default_state(uid: int, environ: Mapping[str, str]) -> Path:
 def claim(state: Path) -> Iterator[Path]:
     """Own a state directory: makes it, holds `daemon.pid` locked and takes it away at the end.
 
-    The lock ends with the process, however it ends; the file alone says nothing. Raises
-    DeviceBusy, naming the process, where another daemon has the directory.
+    The lock ends with the process, however it ends; the file alone says nothing. A start that
+    fails leaves no directory that it made. Raises DeviceBusy, naming the process, where another
+    daemon has the directory; NoRoom where its file system is full.
     """
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = _locked(state / PID_FILE)
-    except OSError as error:
-        raise ConfigError(f"state directory {state}: {error.strerror}") from None
-    try:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    with ExitStack() as undo:
+        try:
+            _make(state, undo)
+            fd = _locked(state / PID_FILE)
+            undo.callback(os.close, fd)
+            undo.callback((state / PID_FILE).unlink, missing_ok=True)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            raise unusable(f"state directory {state}", error) from None
         yield state / PID_FILE
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(state / PID_FILE)
-        os.close(fd)
+
+
+def _make(state: Path, undo: ExitStack) -> None:
+    """Make a directory and those above it; an error takes away again what of that is empty."""
+    missing = [path for path in (state, *state.parents) if not path.exists()]
+
+    def unmake(kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            for path in missing:
+                with suppress(OSError):
+                    path.rmdir()
+
+    undo.push(unmake)
+    for path in reversed(missing):
+        # As mkdir -p has it: what lies above is open to others, the end is not.
+        path.mkdir(mode=0o700 if path == state else 0o777, exist_ok=True)
 
 
 def _locked(path: Path) -> int:

@@ -21,7 +21,7 @@ def notify(*assignments: str) -> bool:
             sock.connect(address)
             sock.send("\n".join(assignments).encode())
         except OSError as error:
-            log.warning("systemd was not told %s: %s", assignments[0], error.strerror)
+            log.warning("systemd was not told %s: %s", assignments[0], error.strerror or error)
             return False
     return True
 

@@ -22,6 +22,8 @@ MAY_SLEEP = {"tests", "bench", "demo"}
 LEFTOVERS = re.compile(r"\b(" + "TO" + "DO|FIX" + "ME|XX" + r"X)\b")
 SOMEBODYS_PATH = re.compile(r"(?<![\w.])/(work|root|Users|home/(?!u/)\w+)/")  # u is nobody
 PROSE = ("*.md", "docs/*.md", "bench/*.md", "man/*", "deploy/**/*", "scripts/*", ".ci/*")
+NAMING = (ast.Assign, ast.AnnAssign)
+SPEAKING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 TOP_FILES = ("Makefile", "setup.cfg", "pyproject.toml")
 
 
@@ -110,6 +112,32 @@ def test_every_module_says_what_it_is_for() -> None:
         if source.tree.body and not ast.get_docstring(source.tree)
     ]
     assert silent == []
+
+
+def lone_texts(tree: ast.AST) -> Iterator[int]:
+    """Lines of strings that are statements, but neither a docstring nor said of a name above."""
+    for node in ast.walk(tree):
+        for block in ("body", "orelse", "finalbody"):
+            statements = getattr(node, block, None)
+            if not isinstance(statements, list):
+                continue
+            before: ast.stmt | None = None
+            for each in statements:
+                is_text = isinstance(each, ast.Expr) and (
+                    isinstance(each.value, ast.JoinedStr)
+                    or (isinstance(each.value, ast.Constant) and isinstance(each.value.value, str))
+                )
+                named = node if before is None else before
+                documents = isinstance(named, SPEAKING if before is None else NAMING)
+                if is_text and not documents:
+                    yield each.lineno
+                before = each
+
+
+def test_no_text_is_cut_short_by_the_end_of_a_line() -> None:
+    assert list(lone_texts(ast.parse('def f():\n    yield "a"\n    "b"'))) == [3]
+    lone = [f"{source}:{line}" for source in sources() for line in lone_texts(source.tree)]
+    assert lone == []
 
 
 def test_a_silenced_checker_is_told_which_complaint() -> None:

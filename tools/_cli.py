@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +11,27 @@ from ._common import ToolError, open_mount
 Subparsers = Any  # argparse keeps the type of what add_subparsers() returns to itself
 
 
+# In front of a word that stands after `--`: no word of a command line holds this character.
+OPERAND = "\0"
+
+
+def plain(word: str) -> str:
+    """A word as it was typed."""
+    return word.removeprefix(OPERAND)
+
+
 class Command(argparse.ArgumentParser):
-    """A sub-command's parser. Takes options between operands too, as people type them."""
+    """A sub-command's parser. Takes options between operands too, as people type them.
+
+    What stands after `--` is never an option. argparse forgets where that was when it parses a
+    second time, as it does for options between operands; so those words are marked before.
+    """
 
     _intermixing = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register("type", None, plain)  # of all words that nothing else converts
 
     def parse_known_args(  # type: ignore[override]  # argparse has overloads for the namespace
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -22,11 +40,16 @@ class Command(argparse.ArgumentParser):
         takes_rest = any(action.nargs == argparse.REMAINDER for action in self._actions)
         if self._intermixing or takes_rest:
             return super().parse_known_args(args, namespace)
+        words = list(sys.argv[1:] if args is None else args)
+        if "--" in words:
+            end = words.index("--")
+            words[end:] = [OPERAND + word for word in words[end + 1 :]]
         self._intermixing = True  # the intermixed way comes back here, twice
         try:
-            return self.parse_known_intermixed_args(args, namespace)
+            found, unknown = self.parse_known_intermixed_args(words, namespace)
         finally:
             self._intermixing = False
+        return found, [plain(word) for word in unknown]
 
 
 def add_command(

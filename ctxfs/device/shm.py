@@ -5,7 +5,6 @@ a tmpfs that is there. Nothing is removed when the process dies: the next one fi
 since its place depends on the state directory alone.
 """
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxfs.device import mounts
-from ctxfs.errors import ConfigError, DeviceBusy
+from ctxfs.errors import ConfigError, DeviceBusy, unusable
 
 SOURCE = "ctxfs-hot"  # what mountinfo shows as the device: so we know our own
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
@@ -61,8 +60,8 @@ def prepare(state: Path, size_bytes: int, huge: str = "within_size") -> HotRoom:
     """The hot room of the daemon whose state directory is `state`, which must exist.
 
     `huge` is tmpfs's option of that name: never, always, within_size, advise. Raises ConfigError
-    if there is no place for `size_bytes`, or somebody else's directory is in the way; DeviceBusy
-    if another daemon has it.
+    if there is no place for `size_bytes`, or somebody else's directory is in the way; NoRoom if
+    not even an empty directory has room; DeviceBusy if another daemon has it.
     """
     state = state.resolve()
     if not state.is_dir():
@@ -137,6 +136,23 @@ def _huge_denied() -> bool:
 
 def _plain_room(state: Path, size_bytes: int) -> HotRoom:
     """A directory in a tmpfs that is there; nothing but our own counting limits its size."""
+    path = plain_place(state, size_bytes)
+    made = _make_private(path)
+    return HotRoom(
+        path=path,
+        dirfd=_open_private(path),
+        mounted=False,
+        huge=False,
+        is_adopted=not made,
+        size_bytes=size_bytes,
+    )
+
+
+def plain_place(state: Path, size_bytes: int) -> Path:
+    """Where the room is that is no tmpfs of its own. Nothing is made; `state` must exist.
+
+    Raises ConfigError where there is no tmpfs, or none that can hold `size_bytes`.
+    """
     if mounts.is_tmpfs(state):
         path = state / "hot"
     else:
@@ -153,23 +169,18 @@ def _plain_room(state: Path, size_bytes: int) -> HotRoom:
             f"the hot tier is to hold {size_bytes} bytes, {path.parent} holds {capacity}: "
             f"make the one smaller or the other larger (a container's --shm-size)"
         )
-    made = _make_private(path)
-    return HotRoom(
-        path=path,
-        dirfd=_open_private(path),
-        mounted=False,
-        huge=False,
-        is_adopted=not made,
-        size_bytes=size_bytes,
-    )
+    return path
 
 
 def _make_private(path: Path) -> bool:
-    """Whether the directory is new."""
-    with contextlib.suppress(FileExistsError):
+    """Whether the directory is new. Raises ConfigError, or NoRoom where it cannot be made."""
+    try:
         path.mkdir(mode=0o700)
-        return True
-    return False
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise unusable(str(path), error) from None
+    return True
 
 
 def _open_private(path: Path) -> int:

@@ -261,7 +261,9 @@ class Mover:
             except BlockNotFound:
                 return True  # overwritten, unlinked or expired meanwhile
             except CtxfsError as error:
-                log.warning("cannot move %r to the cold tier: %s", block.name, error)
+                # Of a device that fails, the tier has said so; not once more for each block.
+                level = logging.WARNING if self._cold.takes_blocks else logging.DEBUG
+                log.log(level, "cannot move %r to the cold tier: %s", block.name, error)
         if not self.may_evict(block, self._catalog.clock().boot_ns):
             return False
         self.evict(block)

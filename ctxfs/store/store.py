@@ -25,6 +25,8 @@ from ctxfs.errors import (
     NotDirectory,
     NotPermitted,
     TierFull,
+    TierTrouble,
+    TooManyOpen,
 )
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.mover import Mover, content_digest, readable_span
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 COPY_BYTES = 8 << 20  # of a block that starts as a copy, per system call
 SYNC_TRIES = 4
+SEAL_AGAIN_S = 1.0
 SPARE_BYTES = 4 << 20
 HOLD_NS = 1_000_000_000
 ABANDONED_NS = 10_000_000_000  # a generation that was made for an open that never came
@@ -285,6 +288,8 @@ class Store:
 
         Takes over mode, owner and attributes of what the name leads to now; the TTL starts over.
         """
+        if self._hot.is_crowded:
+            raise TooManyOpen("too many files are open")
         await self.mover.reserve(1)
         self._hot.unreserve(1)
         block = self.catalog.new_block(directory, name)
@@ -356,12 +361,15 @@ class Store:
             was_hot = block.is_hot
             if block.is_gone and not block.opens > 1:
                 raise BlockNotFound(repr(block.name))
+            if self._hot.is_crowded:
+                raise TooManyOpen("too many files are open")
             if not block.is_gone:
                 await self.mover.ensure_hot(block)
             try:
                 file = self._hot.acquire(block.generation)
             except FileNotFoundError as error:
-                self.mover.lost_hot(block)
+                if not block.is_gone:  # else it went while it was promoted
+                    self.mover.lost_hot(block)
                 raise BlockNotFound("its hot file is gone") from error
         except BaseException:
             block.opens -= 1
@@ -660,6 +668,15 @@ class Store:
 
     async def _seal(self, block: Block) -> None:
         """Compute the digest; from there on the block is immutable."""
+        while True:
+            try:
+                await self._seal_now(block)
+                return
+            except TierTrouble as error:  # too many open files, say: that passes
+                log.warning("%r is sealed later: %s", block.name, error)
+                await trio.sleep(SEAL_AGAIN_S)
+
+    async def _seal_now(self, block: Block) -> None:
         try:
             file = self._hot.acquire(block.generation)
         except FileNotFoundError:
@@ -729,9 +746,20 @@ class Store:
             await self.mover.wait_landed()
             await self._cold.sync()
 
+    async def _old_settled(self, block: Block) -> None:
+        """Wait until what the name leads to now is sealed, if that is all that is missing.
+
+        Its stamp must be lower than the shadow's: after a power cut the higher one has the name.
+        """
+        old = self.catalog.names.find(block.directory, block.name)
+        if isinstance(old, Block) and old is not block:
+            with contextlib.suppress(BlockNotFound):
+                await self.wait_sealed(old)
+
     async def _sync_writing(self, block: Block, writing: Writing) -> None:
         """Write the content as it is now, as a shadow that sealing replaces."""
         assert self._cold is not None
+        await self._old_settled(block)
         file = self._hot.acquire(block.generation)
         try:
             for _ in range(SYNC_TRIES):

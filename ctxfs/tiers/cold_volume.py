@@ -1,5 +1,6 @@
 """A cold device as such: whose it is, making it ours, and its two superblocks."""
 
+import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,6 +11,8 @@ from ctxfs.ondisk import foreign, segment, superblock
 from ctxfs.ondisk.layout import ALIGN_BYTES, SEGMENTS_OFFSET, choose_geometry
 from ctxfs.ondisk.superblock import SUPERBLOCK_OFFSETS, Superblock
 from ctxfs.tiers.cold_buffers import Scratch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class ColdDevice:
     engine: Engine
     format: bool = False
     segment_bytes: int | None = None  # when it is formatted; by its size if none is given
+    size_bytes: int | None = None  # how much of it may be used; all if none is given
 
 
 class Volume:
@@ -92,6 +96,7 @@ def _recognise(device: ColdDevice, start: memoryview) -> Superblock | None:
             raise ConfigError(
                 f"{path} has {size} bytes, but was made with {found.geometry.size_bytes}"
             )
+        _compare_size(device, found.geometry.size_bytes)
         return found
     first_segment = bytes(start[SEGMENTS_OFFSET : SEGMENTS_OFFSET + len(segment.MAGIC)])
     if superblock.has_magic(start) or first_segment == segment.MAGIC:
@@ -104,10 +109,31 @@ def _recognise(device: ColdDevice, start: memoryview) -> Superblock | None:
     return None
 
 
+def _compare_size(device: ColdDevice, made_bytes: int) -> None:
+    """A cold tier keeps the size it was formatted with; a cap below that would not be kept."""
+    asked = device.size_bytes
+    if asked is None:
+        return
+    if made_bytes > asked:
+        raise ConfigError(
+            f"{device.path} was formatted with {made_bytes} bytes, more than the {asked} it is to "
+            "use: give it that size again, or remove the file (or clear the device's first MiB) "
+            "to begin anew, without its blocks"
+        )
+    if made_bytes + ALIGN_BYTES <= asked:
+        log.warning(
+            "%s: %d bytes are used, as it was formatted, of the %d it may use",
+            device.path,
+            made_bytes,
+            asked,
+        )
+
+
 async def _format(device: ColdDevice, start: Scratch, new_uuid: bytes) -> Volume:
     engine = device.engine
     try:
-        geometry = choose_geometry(engine.size_bytes, device.segment_bytes)
+        usable = min(engine.size_bytes, device.size_bytes or engine.size_bytes)
+        geometry = choose_geometry(usable - usable % ALIGN_BYTES, device.segment_bytes)
     except ConfigError as error:
         raise ConfigError(f"{device.path}: {error}") from error
     fresh = Superblock(

@@ -16,7 +16,7 @@ from pathlib import Path
 from ctxfs.core.meta import Entry
 from ctxfs.device.engine import Span
 from ctxfs.device.mapping import Mapping
-from ctxfs.errors import TierFull
+from ctxfs.errors import TierFull, TierTrouble
 from ctxfs.tiers.hot_journal import HotJournal
 
 PAGE_BYTES = 4096
@@ -77,10 +77,13 @@ class HotFile:
 
     def mapping(self) -> Mapping:
         """Return a mapping of the whole file; only while nobody changes its size, and to be read
-        only where it has no holes.
+        only where it has no holes. Raises TierTrouble.
         """
         if self._mapping is None:
-            self._mapping = Mapping(self.fd, self.size)
+            try:
+                self._mapping = Mapping(self.fd, self.size)
+            except OSError as error:
+                raise TierTrouble(f"a hot file cannot be mapped: {error.strerror}") from error
         return self._mapping
 
     def span(self) -> Span:
@@ -107,13 +110,20 @@ class HotTier:
     """Block files, their room, and their journal."""
 
     def __init__(
-        self, path: Path, capacity_bytes: int, *, huge: bool, is_alone: bool = False
+        self,
+        path: Path,
+        capacity_bytes: int,
+        *,
+        huge: bool,
+        files_max: int = 1 << 20,
+        is_alone: bool = False,
     ) -> None:
-        """`is_alone`: nothing but this tier is in the tmpfs."""
+        """`files_max`: how many may be open for clients. `is_alone`: the tmpfs has nothing else."""
         self.capacity_bytes = capacity_bytes
         self.huge = huge
         self._is_alone = is_alone
         self.reserved_bytes = 0
+        self.files_max = files_max
         self._blocks_bytes = 0
         self._open: dict[int, HotFile] = {}
         blocks = path / "blocks"
@@ -121,6 +131,11 @@ class HotTier:
         self._dirfd = os.open(blocks, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.journal = HotJournal(path)
         # Invariant: _blocks_bytes == sum of physical bytes of all files, unlinked open ones too.
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether no more files should be opened for clients: the rest is for what must go on."""
+        return len(self._open) >= self.files_max
 
     # -- room
 
@@ -177,7 +192,7 @@ class HotTier:
     # -- files
 
     def create(self, generation: int) -> HotFile:
-        """Make an empty block file. Raises TierFull when the tmpfs has no inode left."""
+        """Make an empty block file. Raises TierFull without an inode left, TierTrouble."""
         try:
             fd = os.open(
                 _name(generation),
@@ -188,18 +203,26 @@ class HotTier:
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise TierFull("the hot tier has no room for another file") from error
-            raise
+            raise TierTrouble(f"a hot file cannot be made: {error.strerror}") from error
         file = HotFile(generation, fd, 0, 0)
         self._open[generation] = file
         return file
 
     def acquire(self, generation: int) -> HotFile:
-        """Return the block's file, opened if it was not. Raises FileNotFoundError if it is lost."""
+        """Return the block's file, opened if it was not.
+
+        Raises FileNotFoundError if it is lost, TierTrouble if it cannot be opened now.
+        """
         file = self._open.get(generation)
         if file is not None:
             file.leases += 1
             return file
-        fd = os.open(_name(generation), os.O_RDWR | os.O_CLOEXEC, dir_fd=self._dirfd)
+        try:
+            fd = os.open(_name(generation), os.O_RDWR | os.O_CLOEXEC, dir_fd=self._dirfd)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise TierTrouble(f"a hot file cannot be opened: {error.strerror}") from error
         facts = os.fstat(fd)
         file = HotFile(generation, fd, facts.st_size, facts.st_blocks * 512)
         self._open[generation] = file

@@ -25,7 +25,11 @@ def as_nobody() -> list[str]:
     is kept; fusermount3 drops it, and the daemon behaves by its user id.
     """
     command = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
-    plain = subprocess.run([*command, sys.executable, "-c", ""], capture_output=True, check=False)
+    # Twice, since setpriv may start what the user it becomes may not.
+    twice = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
+    plain = subprocess.run(
+        [*command, sys.executable, "-c", twice], capture_output=True, check=False
+    )
     if plain.returncode:
         command += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
     return command
@@ -85,6 +89,52 @@ def test_an_ordinary_user_mounts_uses_and_ends_it(base: Path, channel: str) -> N
         assert daemon.stop() == 0, daemon.log()
         assert not is_mounted(daemon.mount)
         assert not rooms[0].exists()
+
+
+def test_an_ordinary_user_mounts_again_after_a_crash(base: Path, channel: str) -> None:
+    prefix = as_nobody() if os.getuid() == 0 else []
+    daemon = Daemon(base, hot="16MiB", channel=channel)
+    daemon.command = [*prefix, *daemon.command]
+    owned(base)
+    with daemon:
+        key = str(daemon.mount / "k")
+        run("sh", "-c", f"head -c 3000000 /dev/urandom > {key} && cp {key} {base}/kept")
+        run("sh", "-c", f"while ! getfattr -n user.ctx.state {key} | grep -q sealed; do :; done")
+        daemon.kill()
+        assert is_mounted(daemon.mount)
+        checked = subprocess.run(
+            [*daemon.command, "--check"], capture_output=True, text=True, check=False
+        )
+        assert checked.returncode == 0, checked.stderr
+        daemon.start()
+        run("cmp", key, f"{base}/kept")
+        assert daemon.stop() == 0, daemon.log()
+        assert not is_mounted(daemon.mount)
+
+
+def test_a_mount_point_that_a_crash_hid_is_looked_at_once_it_is_seen(
+    base: Path, channel: str
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to take a directory from its owner")
+    daemon = Daemon(base, hot="16MiB", channel=channel)
+    daemon.command = [*as_nobody(), *daemon.command]
+    owned(base)
+    with daemon:
+        daemon.kill()
+        hidden = daemon.mount
+        # Seen beneath the mount, as from a file system mounted a second time.
+        other = base / "other"
+        other.mkdir()
+        subprocess.run(["mount", "--bind", str(base), str(other)], check=True)
+        try:
+            os.chown(other / hidden.name, 0, 0)
+        finally:
+            subprocess.run(["umount", str(other)], check=True)
+        done = subprocess.run(daemon.command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        *_, last = done.stderr.splitlines()
+        assert last == f"ctx-mountd: {hidden}: an ordinary user mounts only where it may write"
 
 
 def test_allow_other_is_refused_with_the_line_that_would_permit_it(

@@ -100,3 +100,9 @@ def test_the_announced_daemon_is_the_one_in_the_pid_file(tmp_path: Path) -> None
     pid = fifo.read_text().strip()
     assert done.stdout.startswith(f"ctxfs: {point} is mounted (hot 64.0 MiB, no cold tier, ")
     assert done.stdout.endswith(f", pid {pid})\n")
+
+
+def test_a_log_file_that_cannot_be_opened_is_told_once_by_the_starter(tmp_path: Path) -> None:
+    done = started("return 0", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == f"told: log file {tmp_path}: Is a directory\n"

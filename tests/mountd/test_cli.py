@@ -82,7 +82,8 @@ def test_flags_become_the_configuration(point: Path, tmp_path: Path) -> None:
 
 def test_a_cold_path_may_contain_a_colon(point: Path, tmp_path: Path, state: str) -> None:
     device = tmp_path / "pci-0000:01"
-    device.write_bytes(bytes(4096))
+    device.write_bytes(b"")
+    os.truncate(device, 16 * MIB)
     directory = tmp_path / "a:b"
     directory.mkdir()
     config = configured(state, f"--cold={device}", f"--cold={directory}/c:16MiB", str(point))

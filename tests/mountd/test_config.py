@@ -1,5 +1,6 @@
 """The configuration: read as people write it, every mistake named at once, written back whole."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -236,6 +237,25 @@ def test_what_is_not_toml_is_refused_by_name(tmp_path: Path, content: bytes) -> 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere: No such file or directory"):
         loaded(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", "fifo", "directory"])
+def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(ConfigError, match=f"{name}: (is not a regular file|Is a directory)"):
+        load(tmp_path / name, state=STATE, memory_bytes=MEMORY)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_file_may_have_a_mebibyte(tmp_path: Path, extra: int) -> None:
+    path = tmp_path / "ctxfs.toml"
+    path.write_bytes(b"#" * (MIB + extra))
+    if extra == 0:
+        load(path, state=STATE, memory_bytes=MEMORY)
+        return
+    with pytest.raises(ConfigError, match=r"ctxfs\.toml: is larger than 1\.0 MiB"):
+        load(path, state=STATE, memory_bytes=MEMORY)
 
 
 def test_a_flag_beats_the_file(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_the_table_is_read_with_its_escapes() -> None:
         source="kv name",
         options=frozenset({"rw", "nosuid"}),
         device="0:40",
+        user_id=0,
     )
     assert mount.is_ours
     assert mount.is_fuse
@@ -117,6 +118,17 @@ def test_a_stale_mount_is_recognised_and_cleared(point: Path, mounted: Mounter) 
     mounts.prepare(point)
     assert mounts.mount_at(point) is None
     assert list(point.iterdir()) == []
+
+
+@pytest.mark.mount
+def test_a_stale_mount_of_another_user_is_an_obstacle(
+    point: Path, mounted: Mounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.close(mounted("fuse.ctxfs"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    reason = mounts.obstacle(point)
+    assert isinstance(reason, ConfigError)
+    assert "the stale fuse.ctxfs mount there is another user's" in str(reason)
 
 
 @pytest.mark.mount

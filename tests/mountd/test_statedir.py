@@ -4,11 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ctxfs.errors import ConfigError, DeviceBusy
+from ctxfs.device import mounts, shm
+from ctxfs.errors import ConfigError, DeviceBusy, NoRoom
+from ctxfs.units import MIB
 from mountd.statedir import claim, default_state
 
 HOLD = """
@@ -69,6 +72,65 @@ def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     refused = pytest.raises(ConfigError, match=r"state directory .*/file/x: Not a directory")
     with refused, claim(tmp_path / "file" / "x"):
         pass
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a tmpfs with these limits."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a tmpfs")
+    point = tmp_path / "small"
+    point.mkdir()
+
+    def mount(limits: str) -> Path:
+        mounts.mount_tmpfs(point, "ctxfs-test", limits)
+        return point
+
+    yield mount
+    if mounts.mount_at(point):
+        mounts.unmount(point)
+
+
+@pytest.mark.mount
+def test_a_full_state_file_system_is_told_and_nothing_is_left(
+    small: Callable[[str], Path],
+) -> None:
+    room = small("size=64k")
+    (room / "filler").write_bytes(bytes(64 << 10))
+    full = pytest.raises(NoRoom, match=r"state directory .*/a/b: No space left on device")
+    with full, claim(room / "a" / "b"):
+        pass
+    assert os.listdir(room) == ["filler"]
+    assert NoRoom.exit_code == 4
+
+
+@pytest.mark.mount
+@pytest.mark.parametrize("inodes", [1, 2, 3])
+def test_too_few_inodes_for_the_state_are_told_and_nothing_is_left(
+    small: Callable[[str], Path], inodes: int
+) -> None:
+    room = small(f"nr_inodes={inodes}")
+    with pytest.raises(NoRoom, match="No space left on device"), claim(room / "a" / "b"):
+        pass
+    assert os.listdir(room) == []
+
+
+@pytest.mark.mount
+def test_too_few_inodes_for_the_hot_room_are_told_and_nothing_is_left(
+    small: Callable[[str], Path],
+) -> None:
+    room = small("nr_inodes=4")
+    with pytest.raises(NoRoom, match="No space left on device"), claim(room / "a" / "b") as pid:
+        shm.prepare(pid.parent, 16 * MIB)
+    assert os.listdir(room) == []
+
+
+def test_a_failed_start_keeps_a_directory_that_was_there(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(RuntimeError), claim(tmp_path / "a" / "b"):
+        raise RuntimeError
+    assert os.listdir(tmp_path) == ["a"]
+    assert os.listdir(tmp_path / "a") == []
 
 
 def test_default_state_is_the_systems_for_root_and_the_users_own_otherwise(

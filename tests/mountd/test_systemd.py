@@ -39,3 +39,11 @@ def test_a_manager_that_is_gone_does_no_harm(
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     assert not systemd.ready("x")
+
+
+def test_a_socket_whose_name_is_too_long_is_said_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / ("n" * 200)))
+    assert not systemd.ready("x")
+    assert "systemd was not told READY=1: AF_UNIX path too long" in caplog.text

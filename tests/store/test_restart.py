@@ -322,3 +322,23 @@ async def test_a_directory_that_is_no_longer_empty_cannot_lose_its_blocks(world:
             store.remove_directory(store.catalog.names.root, b"d")
     async with world.store() as store:
         assert store.catalog.names.resolve(b"d/k")
+
+
+async def test_a_synced_overwrite_wins_over_an_old_block_that_was_still_being_sealed(
+    world: World,
+) -> None:
+    async with world.store() as store:
+        root = store.catalog.names.root
+        who = NewOwner(0, 0, 0o600)
+        handles = []
+        for content in (b"old" * 100_000, b"new" * 100_000):
+            handle = await store.create(root, b"k", who, OWNER, os.O_WRONLY | os.O_TRUNC)
+            await store.write(handle, 0, content)
+            await store.sync(handle.block)
+            store.publish_on_close(handle)
+            store.release(handle)  # sealing begins, and is not waited for
+            handles.append(handle)
+        assert handles[0].block.is_gone
+    world.reboot()
+    async with world.store() as store:
+        assert await get(store, "k") == b"new" * 100_000

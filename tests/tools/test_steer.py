@@ -210,3 +210,55 @@ def test_no_command_shows_the_help(run: Run) -> None:
     answer = run()
     assert answer.code == 2
     assert "commands:" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (("ttl", "--", "72h"), xattrs.TTL, b"72h"),
+        (("ttl", "72h", "--"), xattrs.TTL, b"72h"),
+        (("tier", "cold", "--"), xattrs.TIER, b"cold"),
+        (("pin", "--"), xattrs.PIN, b"1"),
+        (("pin", "--for", "2h", "--"), xattrs.PIN, b"2h"),
+        (("unpin", "--"), xattrs.PIN, b"0"),
+        (("prefetch", "--chain", "--"), xattrs.PREFETCH, b"chain"),
+        (("verify", "--"), xattrs.VERIFY, b"1"),
+    ],
+)
+@pytest.mark.parametrize("key", ["-rf", "--json", "--", "-1", "--for"])
+def test_word_after_two_dashes_is_a_key_whatever_it_looks_like(
+    mount: FakeMount, run: Run, words: tuple[str, ...], name: bytes, value: bytes, key: str
+) -> None:
+    mount.block(key)
+    answer = run(*words, "a", key)
+    assert (answer.code, answer.err) == (0, "")
+    assert (mount.attribute("a", name), mount.attribute(key, name)) == (value, value)
+
+
+@pytest.mark.parametrize("words", [("stat",), ("ttl",), ("tier",), ("ls",)])
+def test_key_that_looks_like_an_option_is_shown_after_two_dashes(
+    mount: FakeMount, run: Run, words: tuple[str, ...]
+) -> None:
+    for key in ("-rf", "--json"):
+        mount.block(key)
+    rows = run(*words, "--json", "--", "-rf", "--json", "a").json
+    assert [row["key"] for row in rows] == ["-rf", "--json", "a"]
+    rows = run(*words, "a", "--json", "--", "-rf").json
+    assert [row["key"] for row in rows] == ["a", "-rf"]
+
+
+def test_key_that_looks_like_an_option_is_removed_after_two_dashes(
+    mount: FakeMount, run: Run
+) -> None:
+    mount.block("-rf")
+    assert run("rm", "-rf").code == 2
+    assert (mount.path / "-rf").exists()
+    assert run("rm", "-f", "--", "-rf", "a").code == 0
+    assert not (mount.path / "-rf").exists()
+    assert not (mount.path / "a").exists()
+    assert (mount.path / "b").exists()
+
+
+def test_stray_word_after_two_dashes_is_told_as_it_was_typed(run: Run) -> None:
+    assert "unrecognized arguments: -x" in run("df", "--", "-x").err
+    assert "'-x'" in run("completion", "--", "-x").err
