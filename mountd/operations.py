@@ -469,8 +469,8 @@ class Operations:
         base: Node | None = block
         if block.is_gone:  # overwritten or unlinked between lookup and open
             base = self._names.find(block.directory, block.name)
-            # Who truncates would most likely create, too. Sent back, it might find the name taken by
-            # somebody else, and could not be sent back again.
+            # Who truncates would most likely create, too. Sent back, it might find the name taken
+            # by somebody else, and could not be sent back again.
             creates = flags & os.O_TRUNC and not block.directory.removed
             if base is None and before is None and not creates:
                 self._look_again(block, caller)
