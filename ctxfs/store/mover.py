@@ -37,7 +37,7 @@ DIGEST_INLINE_BYTES = 128 << 10  # below this a thread costs more than the diges
 ALLOCATE_INLINE_BYTES = 256 << 10
 COLD_ROOM_TRIES = 8
 ORPHANS_POLL_S = 0.05  # how often files that are gone, and mapped, are looked at for room
-TEMPORARY_GRACE_S = 0.5
+TEMPORARY_GRACE_S = 2.0
 ANONYMOUS = -1  # a mapping of no file
 
 

@@ -146,11 +146,14 @@ def test_writers_that_all_wait_for_each_other_are_not_left_hanging(
         except OSError as error:
             assert not path.exists()
             return os.strerror(error.errno or 0)
-        os.rename(path, daemon.mount / f"big{number}")
+        try:
+            os.rename(path, daemon.mount / f"big{number}")
+        except FileNotFoundError:
+            return "too late"  # on a machine so busy that the grace was over before the rename
         return "written"
 
     answers = together([partial(write, number) for number in range(8)])
-    assert set(answers) <= {"written", os.strerror(errno.ENOSPC)}
+    assert set(answers) <= {"written", "too late", os.strerror(errno.ENOSPC)}
     assert "written" in answers
     wait_until(lambda: daemon.stats()["blocks"]["writing"] == 0)
     for path in daemon.mount.iterdir():
