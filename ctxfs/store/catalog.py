@@ -137,7 +137,7 @@ class Catalog:
 
     def cold_bytes(self, block: Block) -> int:
         """Physical bytes of the cold copy; 0 if there is none."""
-        return self.cold.physical_bytes(block.generation) if self.is_cold(block) else 0  # type: ignore[union-attr]
+        return self.cold.physical_bytes(block.generation) if self.cold is not None else 0
 
     def is_cold(self, block: Block) -> bool:
         """Whether the cold tier holds a copy."""
