@@ -319,9 +319,22 @@ class Pyfuse3Mount:
     ) -> None:
         """Answer the kernel until the mount is ended (then cancel `scope`), or until cancelled."""
         task_status.started()
-        await pyfuse3.main(max_tasks=TASKS_MAX)
+        try:
+            await pyfuse3.main(max_tasks=TASKS_MAX)
+        except* OSError as group:
+            _, others = group.split(_is_end)
+            if others is not None:
+                raise others from None
         log.info("the mount was ended from outside")
         scope.cancel()
+
+
+def _is_end(error: BaseException) -> bool:
+    """Whether the mount was ended just while a request was being read; libfuse knows ENODEV only.
+
+    fs/fuse/dev.c, fuse_dev_do_read: ECONNABORTED where the connection goes in the middle.
+    """
+    return isinstance(error, OSError) and error.errno == errno.ECONNABORTED
 
 
 @contextmanager

@@ -22,6 +22,7 @@ T = TypeVar("T")
 MIB = 1 << 20
 START_S = 30.0
 STOP_S = 60.0
+LOG_SHOWN = 8000  # characters
 
 
 class Daemon:
@@ -167,6 +168,7 @@ class Daemon:
             else:
                 self._close()
         self.clean()
+        sys.stdout.write(self.log()[-LOG_SHOWN:])  # pytest shows it where the test failed
         self.cold_path.unlink(missing_ok=True)  # hundreds of them would fill the disk
 
     def clean(self) -> None:
