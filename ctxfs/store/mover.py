@@ -453,7 +453,7 @@ class Mover:
         await self.reserve(need, promoted=block.generation)
         file: HotFile | None = None
         try:
-            file = self._hot.create(block.generation)
+            file = self._hot.create(block.generation, arriving=True)
             await self._allocate(file, block.size)
             self._hot.settle(file)
             self._hot.unreserve(need)
@@ -463,6 +463,7 @@ class Mover:
                 raise CopyCorrupt("the cold copy does not match its digest")
             if block.is_gone:
                 raise BlockNotFound("it went away while it was promoted")
+            self._hot.arrived(file)
             block.hot_bytes = file.physical_bytes
             self._catalog.hot_order.add(block)
         except BaseException as error:

@@ -21,6 +21,7 @@ from ctxfs.tiers.hot_journal import HotJournal
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
+ARRIVING = ".arriving"  # how the names of files end whose content is not there yet
 JOURNAL_ROOM_BYTES = 1 << 20  # kept free so that an entry always fits
 
 
@@ -45,13 +46,17 @@ class HotFile:
         "kept",
         "leases",
         "lent",
+        "name",
         "physical_bytes",
         "removed",
         "size",
     )
 
-    def __init__(self, generation: int, fd: int, size: int, physical_bytes: int) -> None:
+    def __init__(
+        self, generation: int, name: str, fd: int, size: int, physical_bytes: int
+    ) -> None:
         self.generation = generation
+        self.name = name
         self.fd = fd
         self.size = size
         self.physical_bytes = physical_bytes
@@ -191,11 +196,16 @@ class HotTier:
 
     # -- files
 
-    def create(self, generation: int) -> HotFile:
-        """Make an empty block file. Raises TierFull without an inode left, TierTrouble."""
+    def create(self, generation: int, *, arriving: bool = False) -> HotFile:
+        """Make an empty block file. Raises TierFull without an inode left, TierTrouble.
+
+        `arriving`: it is to become the copy of a sealed block, and is none until `arrived`. The
+        next daemon must not take half a copy for the whole one.
+        """
+        name = _name(generation) + (ARRIVING if arriving else "")
         try:
             fd = os.open(
-                _name(generation),
+                name,
                 os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
                 0o600,
                 dir_fd=self._dirfd,
@@ -204,9 +214,15 @@ class HotTier:
             if error.errno == errno.ENOSPC:
                 raise TierFull("the hot tier has no room for another file") from error
             raise TierTrouble(f"a hot file cannot be made: {error.strerror}") from error
-        file = HotFile(generation, fd, 0, 0)
+        file = HotFile(generation, name, fd, 0, 0)
         self._open[generation] = file
         return file
+
+    def arrived(self, file: HotFile) -> None:
+        """The content of an arriving file is there and right."""
+        name = _name(file.generation)
+        os.rename(file.name, name, src_dir_fd=self._dirfd, dst_dir_fd=self._dirfd)
+        file.name = name
 
     def acquire(self, generation: int) -> HotFile:
         """Return the block's file, opened if it was not.
@@ -217,14 +233,15 @@ class HotTier:
         if file is not None:
             file.leases += 1
             return file
+        name = _name(generation)
         try:
-            fd = os.open(_name(generation), os.O_RDWR | os.O_CLOEXEC, dir_fd=self._dirfd)
+            fd = os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=self._dirfd)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise TierTrouble(f"a hot file cannot be opened: {error.strerror}") from error
         facts = os.fstat(fd)
-        file = HotFile(generation, fd, facts.st_size, facts.st_blocks * 512)
+        file = HotFile(generation, name, fd, facts.st_size, facts.st_blocks * 512)
         self._open[generation] = file
         return file
 
@@ -248,9 +265,10 @@ class HotTier:
     def remove(self, generation: int, physical_bytes: int) -> None:
         """Unlink the block file. Its room comes back when the last lease ends."""
         # Somebody may have removed it behind our back; the accounting below still holds.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(_name(generation), dir_fd=self._dirfd)
         file = self._open.get(generation)
+        name = _name(generation) if file is None else file.name
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._dirfd)
         if file is None:
             self._blocks_bytes -= physical_bytes
         else:
@@ -304,9 +322,12 @@ class HotTier:
     # -- the daemon's former life
 
     def scan(self) -> Iterable[FoundFile]:
-        """Yield the block files that are there, and count them as used."""
+        """Yield the block files that are there, and count them as used. What was arriving goes."""
         with os.scandir(self._dirfd) as entries:
             for entry in entries:
+                if entry.name.endswith(ARRIVING):
+                    os.unlink(entry.name, dir_fd=self._dirfd)
+                    continue
                 facts = entry.stat(follow_symlinks=False)
                 found = FoundFile(int(entry.name, 16), facts.st_size, facts.st_blocks * 512)
                 self._blocks_bytes += found.physical_bytes

@@ -2,9 +2,12 @@
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -342,3 +345,25 @@ async def test_a_synced_overwrite_wins_over_an_old_block_that_was_still_being_se
     world.reboot()
     async with world.store() as store:
         assert await get(store, "k") == b"new" * 100_000
+
+
+async def test_half_a_copy_that_a_promotion_left_is_not_taken_for_the_block(
+    world: World, tmp_path: Path
+) -> None:
+    content = random.Random(1).randbytes(300_000)
+    moment = tmp_path / "moment"
+    async with world.store() as store:
+        await put(store, "k", content)
+        await set_attribute(store, "k", "tier", "cold")
+        assert world.engine is not None
+        world.engine.gate = gate = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(get, store, "k")
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            shutil.copytree(world.path, moment)  # as a kill would leave it now
+            gate.set()
+    shutil.rmtree(world.path)
+    shutil.copytree(moment, world.path)
+    async with world.store() as store:
+        assert await get(store, "k") == content
+    assert list((world.path / "blocks").iterdir()) == []  # it is to be kept cold
