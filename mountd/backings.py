@@ -7,12 +7,16 @@ what may be lent is decided in the store.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mountd.device_fuse import FuseDevice
 from mountd.operations import Operations
+from mountd.session import OpenFile, Session
 
 log = logging.getLogger(__name__)
+
+LOST_MAX = 64  # ids that a daemon may have got from the kernel and not noted before it died
 
 
 @dataclass(slots=True)
@@ -26,8 +30,9 @@ class _Backing:
 class Backings:
     """Registrations by inode, each as long as an open uses it."""
 
-    def __init__(self, device: FuseDevice) -> None:
+    def __init__(self, device: FuseDevice, session: Session | None = None) -> None:
         self._device = device
+        self._session = session
         self._by_node: dict[int, _Backing] = {}
         self._complained = False
         self.enabled = False  # until the kernel has said that it can
@@ -45,6 +50,7 @@ class Backings:
         backing = self._by_node.get(node)
         if backing is not None:
             backing.handles.add(handle)
+            operations.lent(handle, backing.number)
             return backing.number
         try:
             number = self._device.open_backing(fd)
@@ -55,7 +61,24 @@ class Backings:
                 self._complained = True
             return 0
         self._by_node[node] = _Backing(number, {handle})
+        operations.lent(handle, number)
+        if self._session is not None:
+            self._session.newest_backing = number
         return number
+
+    def resume(self, files: Iterable[OpenFile]) -> None:
+        """Take over the ids that a daemon before us had; give those back that nobody uses."""
+        assert self._session is not None
+        for file in files:
+            if file.backing:
+                known = self._by_node.setdefault(file.generation, _Backing(file.backing, set()))
+                known.handles.add(file.number)
+        used = {backing.number for backing in self._by_node.values()}
+        # The kernel counts on from the newest; what it gave later was never noted.
+        newest = self._session.newest_backing
+        for number in range(newest + 1, newest + LOST_MAX):
+            if number not in used:
+                self._device.close_backing(number)
 
     def give_back(self, node: int, handle: int) -> None:
         """An open has ended; the last one's end takes the file back."""

@@ -35,6 +35,7 @@ from mountd.fuseproto.requests import (
 )
 from mountd.noticing import noticing
 from mountd.operations import Operations, RetryLookup
+from mountd.session import RESENT, Agreed, Session
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +66,21 @@ class _Reader:
 class DirectChannel:
     """A mount that is answered here."""
 
-    def __init__(self, device: FuseDevice, operations: Operations, chosen: ChosenChannel) -> None:
+    def __init__(
+        self,
+        device: FuseDevice,
+        operations: Operations,
+        chosen: ChosenChannel,
+        session: Session | None,
+    ) -> None:
         self._device = device
         self._chosen = chosen
-        self._backings = Backings(device)
+        self._operations = operations
+        self._session = session
+        self._backings = Backings(device, session)
         self._translator = Translator(operations, self._backings)
         self._max_pages = device_fuse.max_pages()
+        self._buffer_bytes = self._max_pages * PAGE_BYTES + HEADERS_BYTES
         self._buffers: list[bytearray] = []
         self._waiting: dict[int, _Reader] = {}  # by the number of the request
         self._nursery: trio.Nursery | None = None
@@ -81,7 +91,10 @@ class DirectChannel:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Answer the kernel until the mount is ended (then cancel `scope`), or until cancelled."""
-        if await self._agree():
+        resumed = self._session.resumed if self._session is not None else None
+        if resumed is not None:
+            self._resume(resumed)
+        if resumed is not None or await self._agree():
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._read_requests)
@@ -128,20 +141,35 @@ class DirectChannel:
         return True
 
     def _begin(self, agreement: Agreement) -> None:
-        self._backings.enabled = self._chosen.passthrough = agreement.passthrough
+        agreed = Agreed(agreement.minor, agreement.max_write, agreement.passthrough)
+        if self._session is not None:
+            self._session.agreed(agreed)
+        self._go_by(agreed)
         log.info(
             "FUSE 7.%d, requests of up to %d bytes, %s passthrough",
-            agreement.minor,
-            agreement.max_write,
-            "with" if agreement.passthrough else "without",
+            agreed.minor,
+            agreed.max_write,
+            "with" if agreed.passthrough else "without",
         )
+
+    def _go_by(self, agreed: Agreed) -> None:
+        self._backings.enabled = self._chosen.passthrough = agreed.passthrough
+        self._buffer_bytes = agreed.max_write + HEADERS_BYTES
+
+    def _resume(self, agreed: Agreed) -> None:
+        """Take over a mount that outlived the daemon before us."""
+        self._go_by(agreed)
+        files = self._operations.resume()
+        self._backings.resume(files)
+        self._device.resend()
+        log.info("the mount goes on, with %d open files", len(files))
 
     # -- requests
 
     def _buffer(self) -> bytearray:
         if self._buffers:
             return self._buffers.pop()
-        return bytearray(self._max_pages * PAGE_BYTES + HEADERS_BYTES)
+        return bytearray(self._buffer_bytes)
 
     async def _read_requests(self) -> None:
         """Read and answer, until one request had to wait and is answered, or the mount ends."""
@@ -174,9 +202,15 @@ class DirectChannel:
                 await trio.lowlevel.checkpoint()
                 stretch = 0
 
+    def _in_hand(self, header: Header | None) -> None:
+        """What is written down from here on is the effect of this request."""
+        if self._session is not None:
+            self._session.request = header.unique & ~RESENT if header is not None else 0
+
     def _hand_over(self, reader: _Reader) -> None:
         assert self._nursery is not None
         assert reader.header is not None
+        self._in_hand(None)
         self._waiting[reader.header.unique] = reader
         self._nursery.start_soon(self._read_requests)
 
@@ -199,12 +233,19 @@ class DirectChannel:
 
     async def _perform(self, reader: _Reader, header: Header) -> Answer:
         body = parse_body(header, reader.buffer)
-        at_once = AT_ONCE.get(header.opcode)
-        if at_once is not None:
-            return at_once(self._translator, header, body)
-        may_wait = MAY_WAIT.get(header.opcode)
-        if may_wait is not None:
-            return await noticing(may_wait(self._translator, header, body), reader.suspended)
+        self._in_hand(header)
+        try:
+            at_once = AT_ONCE.get(header.opcode)
+            if at_once is not None:
+                return at_once(self._translator, header, body)
+            may_wait = MAY_WAIT.get(header.opcode)
+            if may_wait is not None:
+                return await noticing(may_wait(self._translator, header, body), reader.suspended)
+        except CtxfsError as error:
+            answer = self._translator.done_before(header, body, error)
+            if answer is None:
+                raise
+            return answer
         if header.opcode == Opcode.INTERRUPT:
             assert isinstance(body, Interrupt)
             self._interrupt(body.unique)
@@ -261,12 +302,20 @@ def mounted(
     fsname: str,
     allow_other: bool,
     chosen: ChosenChannel,
+    session: Session | None = None,
+    fuse_fd: int | None = None,
 ) -> Iterator[DirectChannel]:
-    """Mount at `path`; the channel's `serve` answers until it is ended. Unmounts at the end."""
-    device = device_fuse.mount(
-        path, fsname=fsname, allow_other=allow_other, privileged=chosen.privileged
-    )
+    """Mount at `path`; the channel's `serve` answers until it is ended. Unmounts at the end.
+
+    A `session` that an earlier daemon left is gone on with; then `fuse_fd` is mounted already.
+    """
+    if session is not None and session.resumed is not None and fuse_fd is not None:
+        device = FuseDevice(fuse_fd, path)
+    else:
+        device = device_fuse.mount(
+            path, fsname=fsname, allow_other=allow_other, privileged=chosen.privileged
+        )
     try:
-        yield DirectChannel(device, operations, chosen)
+        yield DirectChannel(device, operations, chosen, session)
     finally:
         device.close()

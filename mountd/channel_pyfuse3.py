@@ -23,6 +23,7 @@ from mountd.operations import (
     RetryLookup,
     SetAttr,
 )
+from mountd.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -345,8 +346,13 @@ def mounted(
     fsname: str,
     allow_other: bool,
     chosen: ChosenChannel,
+    session: Session | None = None,
+    fuse_fd: int | None = None,
 ) -> Iterator[Pyfuse3Mount]:
-    """Mount at `path`; `serve` answers until the mount is ended. Unmounts at the end."""
+    """Mount at `path`; `serve` answers until the mount is ended. Unmounts at the end.
+
+    libfuse cannot take over a mount: there is no `session` here, and no `fuse_fd`.
+    """
     options = {"default_permissions", f"fsname={fsname}", "subtype=ctxfs"}
     if allow_other:
         options.add("allow_other")

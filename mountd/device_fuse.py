@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -28,6 +29,8 @@ BACKING_OPEN = 0x4010E501
 BACKING_CLOSE = 0x4004E502
 _BACKING_MAP = struct.Struct("=iIQ")
 _BACKING_ID = struct.Struct("=I")
+_NOTIFY = struct.Struct("=IiQ")  # struct fuse_out_header: length, code, 0
+NOTIFY_RESEND = 7
 
 # What a read says when the mount was ended, or its connection aborted.
 ENDED = (errno.ENODEV, errno.ECONNABORTED)
@@ -72,8 +75,19 @@ class FuseDevice:
         return number
 
     def close_backing(self, number: int) -> None:
-        """Take a registered file back; the kernel keeps it for those who still use it."""
-        fcntl.ioctl(self.fd, BACKING_CLOSE, _BACKING_ID.pack(number))
+        """Take a registered file back; the kernel keeps it for those who still use it.
+
+        One that is not registered (any more) is none.
+        """
+        try:
+            fcntl.ioctl(self.fd, BACKING_CLOSE, _BACKING_ID.pack(number))
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+
+    def resend(self) -> None:
+        """Have the kernel repeat every request that was read and not answered (Linux 6.9)."""
+        os.write(self.fd, _NOTIFY.pack(_NOTIFY.size, NOTIFY_RESEND, 0))
 
     def close(self) -> None:
         """End the mount, if it has not been from outside; who uses it gets ENOTCONN."""
@@ -85,6 +99,13 @@ class FuseDevice:
         else:
             command = (FUSERMOUNT, "-u", "-q", "-z", "--", os.fspath(self.point))
             subprocess.run(command, check=False)
+
+
+def is_mounted(fd: int) -> bool:
+    """Whether a descriptor of /dev/fuse has a mount that was not ended."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return not any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def max_pages() -> int:

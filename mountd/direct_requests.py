@@ -5,10 +5,17 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from ctxfs.errors import BadValue, BlockExists, CtxfsError, NoAttribute, NotPermitted
+from ctxfs.errors import (
+    BadValue,
+    BlockExists,
+    BlockNotFound,
+    CtxfsError,
+    NoAttribute,
+    NotPermitted,
+)
 from mountd.backings import Backings
 from mountd.fuseproto import constants, replies, requests
 from mountd.fuseproto.constants import Opcode, OpenFlag, SetattrField
@@ -23,6 +30,8 @@ from mountd.operations import (
     Operations,
     SetAttr,
 )
+from mountd.session import RESENT
+from mountd.session import OpenFlag as Known
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +55,24 @@ class NoIoctl(CtxfsError):
 
 
 def _caller(header: Header) -> Caller:
-    return Caller(header.uid, header.gid, header.pid)
+    return Caller(header.uid, header.gid, header.pid, header.unique & ~RESENT)
 
 
 def _entry(attr: Attr) -> bytes:
     return replies.entry(Attributes._make(attr))
+
+
+# Errors by which a request that comes again, and whose effect is written down, says it is done.
+DONE_BEFORE: dict[int, type[CtxfsError]] = {
+    Opcode.MKNOD: BlockExists,
+    Opcode.MKDIR: BlockExists,
+    Opcode.UNLINK: BlockNotFound,
+    Opcode.RMDIR: BlockNotFound,
+    Opcode.RENAME: BlockNotFound,
+    Opcode.RENAME2: BlockNotFound,
+    Opcode.SETXATTR: BlockExists,
+    Opcode.REMOVEXATTR: NoAttribute,
+}
 
 
 class Translator:
@@ -59,6 +81,17 @@ class Translator:
     def __init__(self, operations: Operations, backings: Backings) -> None:
         self._ops = operations
         self._backings = backings
+
+    def done_before(self, header: Header, body: object, error: Exception) -> Answer | None:
+        """Answer what fails because an earlier daemon carried it out; None: it did not."""
+        expected = DONE_BEFORE.get(header.opcode)
+        if not header.unique & RESENT or expected is None or not isinstance(error, expected):
+            return None
+        if not self._ops.is_marked(header.unique & ~RESENT):
+            return None
+        if isinstance(body, requests.Mkdir | requests.Mknod):
+            return _entry(self._ops.lookup(header.node, body.name, _caller(header)))
+        return DONE
 
     # -- names
 
@@ -154,12 +187,17 @@ class Translator:
     # -- files
 
     async def create(self, header: Header, body: requests.Create) -> Answer:
+        if header.unique & RESENT and (known := self._opened_before(header, body.flags)):
+            attr, opened = known
+            return _entry(attr) + opened
         number, attr = await self._ops.create(
             header.node, body.name, body.mode, body.flags, _caller(header)
         )
         return _entry(attr) + self._opened(attr.inode, number, body.flags, direct=False)
 
     async def open(self, header: Header, body: requests.Open) -> Answer:
+        if header.unique & RESENT and (known := self._opened_before(header, body.flags)):
+            return known[1]
         number, direct = await self._ops.open(header.node, body.flags, _caller(header))
         if body.open_flags & constants.OPEN_KILL_SUIDGID:
             self._ops.kill_privileges(header.node)
@@ -175,6 +213,21 @@ class Translator:
         # An inode's bytes change only through the kernel, so what it has cached stays right.
         return replies.opened(number, answer | OpenFlag.KEEP_CACHE)
 
+    def _opened_before(self, header: Header, flags: int) -> tuple[Attr, bytes] | None:
+        """What the daemon before us opened for this request, and did not come to answer."""
+        found = self._ops.opened_before(header.unique & ~RESENT)
+        if found is None:
+            return None
+        file, attr, direct = found
+        answer = 0 if flags & WRITES else OpenFlag.NOFLUSH
+        if file.backing:
+            opened = replies.opened(file.number, answer | OpenFlag.PASSTHROUGH, file.backing)
+        elif file.flags & Known.KEPT:
+            opened = replies.opened(file.number, answer | OpenFlag.KEEP_CACHE)
+        else:
+            opened = self._opened(file.generation, file.number, flags, direct=direct)
+        return attr, opened
+
     async def read(self, header: Header, body: requests.Read) -> Answer:
         return await self._ops.read(body.handle, body.offset, body.size)
 
@@ -188,8 +241,8 @@ class Translator:
         return DONE
 
     def release(self, header: Header, body: requests.Release) -> Answer:
-        self._ops.release(body.handle)
         self._backings.give_back(header.node, body.handle)
+        self._ops.release(body.handle)
         return DONE
 
     async def fsync(self, header: Header, body: requests.Fsync) -> Answer:
@@ -201,9 +254,12 @@ class Translator:
     def opendir(self, header: Header, body: requests.Open) -> Answer:
         return replies.opened(self._ops.opendir(header.node, _caller(header)), 0)
 
+    def _listing(self, header: Header, body: requests.Read) -> Iterator[tuple[int, bytes, Attr]]:
+        return self._ops.listing(body.handle, body.offset, header.node, _caller(header))
+
     def readdir(self, header: Header, body: requests.Read) -> Answer:
         lines = bytearray()
-        for place, name, attr in self._ops.listing(body.handle, body.offset):
+        for place, name, attr in self._listing(header, body):
             line = replies.dirent(attr.inode, place, name, attr.mode)
             if len(lines) + len(line) > body.size:
                 break
@@ -212,7 +268,7 @@ class Translator:
 
     def readdirplus(self, header: Header, body: requests.Read) -> Answer:
         lines = bytearray()
-        for place, name, attr in self._ops.listing(body.handle, body.offset):
+        for place, name, attr in self._listing(header, body):
             line = replies.direntplus(Attributes._make(attr), place, name)
             if len(lines) + len(line) > body.size:
                 break

@@ -5,7 +5,9 @@ Every method raises CtxfsError for what a program is to see, or RetryLookup.
 
 from __future__ import annotations
 
+import bisect
 import errno
+import itertools
 import logging
 import os
 import stat
@@ -34,9 +36,10 @@ from ctxfs.errors import (
     TierTrouble,
 )
 from ctxfs.store.attributes import Attributes
-from ctxfs.store.store import Handle, NewOwner, Store
+from ctxfs.store.store import Handle, NewOwner, Store, Way
 from mountd import process
 from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory, Reader
+from mountd.session import OpenFile, OpenFlag, Session
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ class Caller(NamedTuple):
     uid: int
     gid: int
     pid: int  # the thread
+    request: int = 0  # the kernel's number of what it asks, where the channel tells
 
 
 class Attr(NamedTuple):
@@ -144,7 +148,7 @@ class _Listing:
 
     inode: int
     caller: Caller
-    entries: list[tuple[bytes, int]] | None = None
+    entries: list[tuple[int, bytes]] | None = None  # by inode, so that a place is one for ever
 
 
 class Operations:
@@ -157,16 +161,20 @@ class Operations:
         control: ControlDirectory,
         *,
         trouble_is_error: bool,
+        session: Session | None = None,
     ) -> None:
+        """`session`: where open files are written down for a daemon that takes over."""
         self._store = store
         self._catalog = store.catalog
         self._names = store.catalog.names
         self._attributes = attributes
         self._control = control
+        self._session = session
         self.trouble_is_error = trouble_is_error
         self._opened: dict[int, _Opened] = {}
         self._listings: dict[int, _Listing] = {}
-        self._next_handle = 1
+        # Numbers of directories must not come twice in a mount's life, but are not written down.
+        self._next_handle = 1 if session is None else self._catalog.clock().boot_ns
         # An open that was told to look its name up again, by thread.
         self._redirected: dict[int, _Redirected] = {}
 
@@ -301,8 +309,7 @@ class Operations:
         node.ctime_ns = now_ns
         if change.atime_ns is not None:
             node.atime_ns = _in_range(change.atime_ns)
-        if node.state is State.SEALED:
-            self._catalog.record(node)
+        self._catalog.record_change(node)
         return self._attr(node)
 
     def kill_privileges(self, inode: int) -> None:
@@ -341,11 +348,79 @@ class Operations:
 
     # -- files
 
-    def _add(self, opened: _Opened) -> int:
-        number = self._next_handle
-        self._next_handle += 1
+    def _add(self, opened: _Opened, generation: int, caller: Caller) -> int:
+        if self._session is None:
+            number = self._next_handle
+            self._next_handle += 1
+        else:
+            owner = opened.handle.owner if opened.handle is not None else 0
+            number = self._session.add(
+                generation, owner, opened.newest_pid, _flags(opened), caller.request
+            )
         self._opened[number] = opened
         return number
+
+    def _note(self, number: int, opened: _Opened, backing: int | None = None) -> None:
+        """Write down what changed of an open file."""
+        if self._session is not None:
+            self._session.set_flags(number, _flags(opened), backing)
+
+    def _open_file(self, number: int) -> _Opened:
+        opened = self._opened.get(number)
+        if opened is None:  # of the daemon's former life, and its bytes were lost
+            raise TierTrouble("the open file is not known any more")
+        return opened
+
+    def resume(self) -> list[OpenFile]:
+        """Take over the open files of the daemon's former life. Returns those that are there."""
+        if self._session is None:
+            return []
+        resumed = []
+        for file in list(self._session.files()):
+            opened = self._resumed(file)
+            if opened is None:
+                log.error("an open file of generation %d cannot be taken over", file.generation)
+                self._session.remove(file.number)
+            else:
+                self._opened[file.number] = opened
+                resumed.append(file)
+        self._store.settle_resumed()
+        return resumed
+
+    def _resumed(self, file: OpenFile) -> _Opened | None:
+        control = self._control.by_inode.get(file.generation)
+        if control is not None:
+            return _Opened(reader=control.open())
+        block = self._names.by_inode.get(file.generation)
+        if not isinstance(block, Block):
+            return None
+        flags = file.flags
+        handle = self._store.resume(
+            block,
+            file.owner,
+            writable=bool(flags & OpenFlag.WRITABLE),
+            wrote=bool(flags & OpenFlag.WROTE),
+            way=_way(flags),
+        )
+        if handle is None:
+            return None
+        killed = bool(flags & OpenFlag.KILLED)
+        return _Opened(handle, newest_pid=file.newest_pid, killed=killed)
+
+    def opened_before(self, request: int) -> tuple[OpenFile, Attr, bool] | None:
+        """Return what this request opened already, before the daemon was replaced.
+
+        The last: whether it bypasses the page cache, as `open` says.
+        """
+        file = self._session.opened_by(request) if self._session is not None else None
+        opened = self._opened.get(file.number) if file is not None else None
+        if file is None or opened is None:
+            return None
+        return file, self.getattr(file.generation), opened.reader is not None
+
+    def is_marked(self, request: int) -> bool:
+        """Whether the effect of this request was written down before the daemon was replaced."""
+        return self._session is not None and self._session.is_marked(request)
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
@@ -366,7 +441,7 @@ class Operations:
         handle = await self._store.create(directory, name, who, owner, flags)
         handle.block.lookups += 1
         opened = _Opened(handle, newest_pid=process.newest_pid())
-        return self._add(opened), self._attr(handle.block)
+        return self._add(opened, handle.block.generation, caller), self._attr(handle.block)
 
     def _new_owner(self, parent: Directory, mode: int, caller: Caller) -> NewOwner:
         gid = parent.gid if parent.mode & stat.S_ISGID else caller.gid
@@ -377,10 +452,10 @@ class Operations:
         if not stat.S_ISREG(mode):
             raise NotPermitted("only files and directories live here")
         number, _ = await self.create(parent, name, mode, os.O_EXCL | os.O_WRONLY, caller)
-        handle = self._opened.pop(number).handle
+        handle = self._opened[number].handle
         assert handle is not None
         self._store.publish_on_close(handle)
-        self._store.release(handle)
+        self.release(number)
         return self._attr(handle.block)
 
     async def open(self, inode: int, flags: int, caller: Caller) -> tuple[int, bool]:
@@ -390,13 +465,14 @@ class Operations:
         if control is not None:
             if writes:
                 raise NotPermitted(".ctx can only be read")
-            return self._add(_Opened(reader=control.open())), True
+            return self._add(_Opened(reader=control.open()), inode, caller), True
         node = self._node(inode)
         if isinstance(node, Directory):
             raise IsDirectory(repr(node.name))
         if writes:
             handle = await self._open_for_write(node, flags, caller)
-            return self._add(_Opened(handle, newest_pid=process.newest_pid())), False
+            opened = _Opened(handle, newest_pid=process.newest_pid())
+            return self._add(opened, inode, caller), False
         before = self._was_redirected(node, caller)
         if node.is_gone and not node.opens and before is None:
             self._look_again(node, caller)
@@ -411,7 +487,7 @@ class Operations:
         finally:
             if before is not None and before.held is not None:
                 self._store.let_go(before.held)
-        return self._add(_Opened(handle)), False
+        return self._add(_Opened(handle), inode, caller), False
 
     def _look_again(self, block: Block, caller: Caller) -> NoReturn:
         """The block went between lookup and open: its name may lead to another one by now."""
@@ -479,22 +555,31 @@ class Operations:
         if flags & os.O_TRUNC or not isinstance(base, Block):
             base = None
         new = await self._store.new_generation(block.directory, block.name, owner, base=base)
+        self._catalog.record_transient(new)
         self._redirect(block, new, caller)
 
     def lend(self, number: int) -> int | None:
         """Return the descriptor of a file that the kernel may serve this open from by itself."""
-        handle = self._opened[number].handle
-        return self._store.lend(handle) if handle is not None else None
+        opened = self._opened[number]
+        fd = self._store.lend(opened.handle) if opened.handle is not None else None
+        if fd is None:
+            self._note(number, opened)
+        return fd
+
+    def lent(self, number: int, backing: int) -> None:
+        """The kernel serves this open by itself, and knows the file by this id."""
+        self._note(number, self._opened[number], backing)
 
     def keep(self, number: int) -> None:
         """What `lend` returned could not be lent: the kernel will ask."""
-        handle = self._opened[number].handle
-        if handle is not None:
-            self._store.keep(handle)
+        opened = self._opened[number]
+        if opened.handle is not None:
+            self._store.keep(opened.handle)
+            self._note(number, opened)
 
     async def read(self, number: int, offset: int, length: int) -> bytes | memoryview:
         """Read; less than asked only at the end."""
-        opened = self._opened[number]
+        opened = self._open_file(number)
         if opened.reader is not None:
             return await opened.reader(offset, length)
         assert opened.handle is not None
@@ -502,20 +587,25 @@ class Operations:
 
     async def write(self, number: int, offset: int, data: bytes | memoryview) -> int:
         """Write all of it."""
-        handle = self._opened[number].handle
+        opened = self._open_file(number)
+        handle = opened.handle
         if handle is None or not handle.writable:
             raise NotPermitted("not open for writing")
+        if not handle.wrote:
+            handle.wrote = True  # known to a successor before the bytes are there
+            self._note(number, opened)
         return await self._store.write(handle, offset, data)
 
     def flush(self, number: int, closer: int | None = None) -> None:
         """A descriptor was closed; `closer` is the thread that did, where the channel knows."""
-        opened = self._opened[number]
+        opened = self._open_file(number)
         handle = opened.handle
         if handle is None or not handle.writable or handle.block.published:
             return
         fate = process.fate_of(handle.owner)
-        if fate is process.Fate.KILLED:
+        if fate is process.Fate.KILLED and not opened.killed:
             opened.killed = True
+            self._note(number, opened)
         if opened.killed:
             return  # it leaves nothing: release discards it
         if fate is process.Fate.ALIVE and self._is_stray(opened, handle, closer):
@@ -544,15 +634,19 @@ class Operations:
 
     def release(self, number: int) -> None:
         """The last descriptor of an open is gone."""
-        opened = self._opened.pop(number)
+        opened = self._opened.pop(number, None)
+        if opened is None:
+            return  # by the daemon before this one, which did not come to say so
         if opened.handle is not None:
             if not opened.killed:  # a close that was taken for a stray one, and was not
                 self._store.publish_on_close(opened.handle)
             self._store.release(opened.handle)
+        if self._session is not None:
+            self._session.remove(number)
 
     async def fsync(self, number: int) -> None:
         """Return when the block is on the cold tier's medium."""
-        handle = self._opened[number].handle
+        handle = self._open_file(number).handle
         if handle is not None:
             await self._store.sync(handle.block)
 
@@ -645,17 +739,16 @@ class Operations:
         self._listings[number] = _Listing(inode, caller)
         return number
 
-    def _entries(self, inode: int, caller: Caller) -> list[tuple[bytes, int]]:
+    def _entries(self, inode: int, caller: Caller) -> list[tuple[int, bytes]]:
         if inode == DIRECTORY_INODE:
-            return [(file.name, file.inode) for file in self._control.files]
-        return list(self._visible(self._directory(inode), caller))
+            return sorted((file.inode, file.name) for file in self._control.files)
+        return sorted(self._visible(self._directory(inode), caller))
 
-    def _visible(self, directory: Directory, caller: Caller) -> Iterator[tuple[bytes, int]]:
+    def _visible(self, directory: Directory, caller: Caller) -> Iterator[tuple[int, bytes]]:
         groups = _groups(caller)
         for name, node in directory.entries.items():
             if _may_read(node, caller.uid, groups):
-                inode = node.generation if isinstance(node, Block) else node.inode
-                yield name, inode
+                yield (node.generation if isinstance(node, Block) else node.inode), name
         owner = None
         private = {}  # two threads may have made the same name: the newest is what it leads to
         for block in self._names.private_in(directory):
@@ -663,23 +756,34 @@ class Operations:
             mine = block.writing is not None and block.writing.owner == owner
             if mine and block.name not in directory.entries:
                 private[block.name] = block.generation
-        yield from private.items()
+        for name, generation in private.items():
+            yield generation, name
 
-    def listing(self, number: int, start: int) -> Iterator[tuple[int, bytes, Attr]]:
-        """Yield (place of the next one, name, attributes) from a place on."""
-        listing = self._listings[number]
+    def listing(
+        self, number: int, start: int, inode: int = 0, caller: Caller | None = None
+    ) -> Iterator[tuple[int, bytes, Attr]]:
+        """Yield (place, name, attributes) of what comes behind a place; 0 is the beginning.
+
+        A place is an inode, so that a listing can go on under another daemon, which knows only
+        the directory's `inode` and the `caller`.
+        """
+        listing = self._listings.get(number)
+        if listing is None:
+            if caller is None:
+                raise TierTrouble("the open directory is not known any more")
+            listing = self._listings[number] = _Listing(inode, caller)
         if not start or listing.entries is None:  # rewinddir(3) looks anew
             listing.entries = self._entries(listing.inode, listing.caller)
-        for place in range(start, len(listing.entries)):
-            name, inode = listing.entries[place]
+        first = bisect.bisect_left(listing.entries, (start + 1, b""))
+        for inode, name in itertools.islice(listing.entries, first, None):
             if self._control.has(inode):
-                yield place + 1, name, self._control_attr(inode)
+                yield inode, name, self._control_attr(inode)
                 continue
             node = self._names.by_inode.get(inode)
             if node is None or (isinstance(node, Block) and node.is_gone):
                 continue
             if node.name == name:  # renamed ones show, or not, under their new name
-                yield place + 1, name, self._attr(node)
+                yield inode, name, self._attr(node)
 
     def listed(self, inode: int) -> None:
         """An entry was handed to the kernel, which holds a reference now."""
@@ -689,7 +793,7 @@ class Operations:
 
     def releasedir(self, number: int) -> None:
         """The listing is no longer needed."""
-        del self._listings[number]
+        self._listings.pop(number, None)
 
     def statfs(self) -> Space:
         """Capacity and free physical bytes over the local tiers."""
@@ -733,6 +837,30 @@ class Operations:
     async def removexattr(self, inode: int, name: bytes) -> None:
         """Take an attribute away."""
         await self._attributes.remove(self._attributed(inode), name)
+
+
+def _flags(opened: _Opened) -> OpenFlag:
+    """What is written down of an open file."""
+    handle = opened.handle
+    if handle is None:
+        return OpenFlag(0)
+    flags = _WAY_FLAGS[handle.way]
+    if handle.writable:
+        flags |= OpenFlag.WRITABLE
+        if handle.wrote:
+            flags |= OpenFlag.WROTE
+        if opened.killed:
+            flags |= OpenFlag.KILLED
+    return flags
+
+
+_WAY_FLAGS = {Way.UNSAID: OpenFlag(0), Way.LENT: OpenFlag.LENT, Way.KEPT: OpenFlag.KEPT}
+
+
+def _way(flags: OpenFlag) -> Way:
+    if flags & OpenFlag.LENT:
+        return Way.LENT
+    return Way.KEPT if flags & OpenFlag.KEPT else Way.UNSAID
 
 
 def _groups(caller: Caller) -> set[int]:

@@ -33,12 +33,13 @@ from ctxfs.store.recovery import recover
 from ctxfs.store.store import Store
 from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
 from ctxfs.tiers.hot import HotTier
-from mountd import channels, logs, mounts, systemd
+from mountd import channels, device_fuse, logs, mounts, systemd
 from mountd.channels import ChosenChannel
 from mountd.check import memory_bytes
 from mountd.control import ControlDirectory
 from mountd.operations import Operations
 from mountd.options import may_allow_other
+from mountd.session import Session
 from mountd.statistics import Statistics
 
 log = logging.getLogger(__name__)
@@ -53,9 +54,13 @@ def clock() -> Now:
     return Now(time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns())
 
 
-def serve(config: Config, ready: Callable[[], None]) -> int:
-    """Mount, call `ready` when the mount answers, serve until it ends. Returns the exit status."""
-    trio.run(_serve, config, ready, strict_exception_groups=True)
+def serve(config: Config, ready: Callable[[], None], fuse_fd: int | None = None) -> int:
+    """Mount, call `ready` when the mount answers, serve until it ends. Returns the exit status.
+
+    `fuse_fd`: a descriptor of /dev/fuse that outlives this process; if it is mounted, that mount
+    goes on.
+    """
+    trio.run(_serve, config, ready, fuse_fd, strict_exception_groups=True)
     return 0
 
 
@@ -70,21 +75,25 @@ def raise_file_limit() -> int:
     return (hard - min(SPARE_DESCRIPTORS, hard // 2)) // 2
 
 
-async def _serve(config: Config, ready: Callable[[], None]) -> None:
+async def _serve(config: Config, ready: Callable[[], None], fuse_fd: int | None) -> None:
     path = config.mount.path
     assert path is not None  # the command line has checked it
     with _hot_room(config) as room:
         async with trio.open_nursery() as services:
-            daemon = await _assemble(config, room, services)
+            session = _session(room, fuse_fd)
+            daemon = await _assemble(config, room, services, session)
             # Only now: until the new mount is there, programs see that the old one is dead, and
             # not the directory beneath it.
-            await trio.to_thread.run_sync(mounts.prepare, path)
+            if session is None or session.resumed is None:
+                await trio.to_thread.run_sync(mounts.prepare, path)
             with _mounter(daemon.channel)(
                 daemon.operations,
                 path,
                 fsname=config.mount.fsname,
                 allow_other=may_allow_other(config.mount),
                 chosen=daemon.channel,
+                session=session,
+                fuse_fd=fuse_fd,
             ) as mount:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(_run_signals, daemon, nursery.cancel_scope)
@@ -115,6 +124,8 @@ class Mounter(Protocol):
         fsname: str,
         allow_other: bool,
         chosen: ChosenChannel,
+        session: Session | None,
+        fuse_fd: int | None,
     ) -> AbstractContextManager[Mount]: ...
 
 
@@ -127,6 +138,16 @@ def _mounter(chosen: ChosenChannel) -> Mounter:
     from mountd import channel_pyfuse3
 
     return channel_pyfuse3.mounted
+
+
+def _session(room: shm.HotRoom, fuse_fd: int | None) -> Session | None:
+    """What is open in a mount that outlives us; begun anew where there is no such mount yet."""
+    if fuse_fd is None:
+        return None
+    session = Session(room.path / "session")
+    if session.resumed is not None and not device_fuse.is_mounted(fuse_fd):
+        session.begin()
+    return session
 
 
 @contextmanager
@@ -156,7 +177,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 class Daemon:
     """The assembled parts, and what happens to them on SIGHUP and at the end."""
 
-    def __init__(self, config: Config, catalog: Catalog, devices: Sequence[OpenedDevice]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        catalog: Catalog,
+        devices: Sequence[OpenedDevice],
+        session: Session | None,
+    ) -> None:
         self.config = config
         self.hot = catalog.hot
         self.cold = catalog.cold
@@ -187,6 +214,7 @@ class Daemon:
             self.attributes,
             control,
             trouble_is_error=config.defaults.on_trouble == "error",
+            session=session,
         )
 
     def apply(self, config: Config) -> None:
@@ -248,7 +276,9 @@ def mover_limits(config: Config) -> MoverLimits:
     )
 
 
-async def _assemble(config: Config, room: shm.HotRoom, services: trio.Nursery) -> Daemon:
+async def _assemble(
+    config: Config, room: shm.HotRoom, services: trio.Nursery, session: Session | None
+) -> Daemon:
     hot = HotTier(
         room.path,
         min(config.hot.size_bytes, room.size_bytes),
@@ -286,8 +316,8 @@ async def _assemble(config: Config, room: shm.HotRoom, services: trio.Nursery) -
         found = await cold.recover()
     catalog = Catalog(clock, hot, cold, events, Counters())
     catalog.default_ttl_ns = config.defaults.ttl_ns or 0
-    daemon = Daemon(config, catalog, devices)
-    report = recover(catalog, found)
+    daemon = Daemon(config, catalog, devices, session)
+    report = recover(catalog, found, _keep_open(catalog, session))
     log.info(
         "found %d blocks (%d hot, %d cold) and %d directories; %d unsealed were dropped",
         report.blocks, report.hot, report.cold, report.directories, report.unsealed,
@@ -298,6 +328,23 @@ async def _assemble(config: Config, room: shm.HotRoom, services: trio.Nursery) -
     await services.start(daemon.mover.run)
     await services.start(daemon.store.run)
     return daemon
+
+
+def _keep_open(catalog: Catalog, session: Session | None) -> set[int] | None:
+    """Have what is open written down; return what was in a mount that goes on."""
+    if session is None:
+        return None
+
+    def resized() -> None:
+        catalog.hot.beside_bytes = session.physical_bytes
+
+    resized()
+    session.resized = resized
+    catalog.keeps_transients = True
+    catalog.hot.journal.before_append = session.mark
+    if session.resumed is None:
+        return None
+    return {file.generation for file in session.files()}
 
 
 async def _run_cold(

@@ -91,4 +91,32 @@ class RemoveDirectory:
     stamp: int
 
 
+class TransientFlag(enum.IntFlag):
+    """What is known of a generation that lasts no longer than somebody has it open."""
+
+    PUBLISHED = 1
+    GONE = 2  # it was sealed or written; no name leads to it any more
+    SEEN = 4  # another process opened it since it was published
+    TIME_GIVEN = 8  # the writer set a modification time
+
+
+NOT_REFUSED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Transient:
+    """This generation is being written, or is gone and still open.
+
+    `meta` has no digest. `base` is the generation it began as a copy of, 0 for none; `refused_at`
+    the offset of bytes that had no room, or NOT_REFUSED.
+    """
+
+    meta: BlockMeta
+    owner: int  # the process that writes it
+    flags: TransientFlag
+    base: int = 0
+    refused_at: int = NOT_REFUSED
+
+
 Entry = Put | Drop | MakeDirectory | RemoveDirectory
+JournalEntry = Entry | Transient

@@ -21,11 +21,13 @@ from ctxfs.core.meta import (
     BlockMeta,
     DirectoryMeta,
     Drop,
-    Entry,
+    JournalEntry,
     MakeDirectory,
     Placement,
     Put,
     RemoveDirectory,
+    Transient,
+    TransientFlag,
 )
 
 FRAME: Final = struct.Struct("<II")
@@ -40,6 +42,8 @@ _PUT: Final = struct.Struct("<BBHIIQQQqqqQQ16sHHHH")
 _DIRECTORY: Final = struct.Struct("<BBHIIQQqqHH")
 # type, generation or inode, stamp
 _GONE: Final = struct.Struct("<BQQ")
+# type, flags, owner, base, refused at; then a Put
+_TRANSIENT: Final = struct.Struct("<BBIQQ")
 _ATTRIBUTE: Final = struct.Struct("<HI")  # lengths of name and value
 
 _TOGETHER: Final = 1  # flag of a directory
@@ -52,15 +56,17 @@ class EntryType(enum.IntEnum):
     DROP = 2
     MAKE_DIRECTORY = 3
     REMOVE_DIRECTORY = 4
+    TRANSIENT = 5
 
 
 _TYPE_PUT: Final = int(EntryType.PUT)
 _TYPE_DROP: Final = int(EntryType.DROP)
 _TYPE_MAKE: Final = int(EntryType.MAKE_DIRECTORY)
 _TYPE_REMOVE: Final = int(EntryType.REMOVE_DIRECTORY)
+_TYPE_TRANSIENT: Final = int(EntryType.TRANSIENT)
 
 
-def encode(entry: Entry) -> bytes:
+def encode(entry: JournalEntry) -> bytes:
     """One frame. Raises struct.error where a number does not fit its field."""
     # Written on the path of every publish and attribute change: no helper per field.
     if isinstance(entry, Put):
@@ -69,12 +75,14 @@ def encode(entry: Entry) -> bytes:
         payload = _GONE.pack(_TYPE_DROP, entry.generation, entry.stamp)
     elif isinstance(entry, MakeDirectory):
         payload = _directory_payload(entry.meta)
+    elif isinstance(entry, Transient):
+        payload = _transient_payload(entry)
     else:
         payload = _GONE.pack(_TYPE_REMOVE, entry.inode, entry.stamp)
     return FRAME.pack(len(payload), _checksum(payload)) + payload
 
 
-def decode_all(buffer: memoryview | bytes) -> tuple[list[Entry], int]:
+def decode_all(buffer: memoryview | bytes) -> tuple[list[JournalEntry], int]:
     """The entries at the start of `buffer`, and how many of its bytes are good.
 
     Stops at the first torn, corrupt or zero frame and never raises for what the bytes hold.
@@ -83,7 +91,7 @@ def decode_all(buffer: memoryview | bytes) -> tuple[list[Entry], int]:
     view = memoryview(buffer).cast("B")
     end = len(view)
     offset = 0
-    entries: list[Entry] = []
+    entries: list[JournalEntry] = []
     while offset + FRAME_BYTES <= end:
         length, checksum = FRAME.unpack_from(view, offset)
         start = offset + FRAME_BYTES
@@ -133,6 +141,11 @@ def _put_payload(meta: BlockMeta) -> bytes:
     return b"".join((fixed, meta.key, meta.parent, meta.dtype, _pack_attributes(meta.attributes)))
 
 
+def _transient_payload(entry: Transient) -> bytes:
+    fixed = _TRANSIENT.pack(_TYPE_TRANSIENT, entry.flags, entry.owner, entry.base, entry.refused_at)
+    return fixed + _put_payload(entry.meta)
+
+
 def _directory_payload(meta: DirectoryMeta) -> bytes:
     fixed = _DIRECTORY.pack(
         _TYPE_MAKE,
@@ -157,7 +170,7 @@ def _pack_attributes(attributes: tuple[tuple[bytes, bytes], ...]) -> bytes:
     return b"".join(parts)
 
 
-def _decode(payload: bytes) -> Entry | None:
+def _decode(payload: bytes) -> JournalEntry | None:
     """None for a type this version does not know. Raises ValueError or struct.error."""
     kind = payload[0]
     if kind == _TYPE_PUT:
@@ -170,6 +183,10 @@ def _decode(payload: bytes) -> Entry | None:
     if kind == _TYPE_REMOVE:
         _, inode, stamp = _GONE.unpack_from(payload)
         return RemoveDirectory(inode, stamp)
+    if kind == _TYPE_TRANSIENT:
+        _, flags, owner, base, refused_at = _TRANSIENT.unpack_from(payload)
+        meta = _decode_block(payload[_TRANSIENT.size :])
+        return Transient(meta, owner, TransientFlag(flags), base, refused_at)
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import xxhash
 
-from ctxfs.core.meta import Entry
+from ctxfs.core.meta import Entry, Transient
 from ctxfs.ondisk import ledger
 from ctxfs.ondisk.layout import ALIGN_BYTES, Bytes, padded
 
@@ -165,4 +165,4 @@ def decode(data: Bytes, place: Place) -> tuple[RecordHeader, list[Entry]] | None
         data_checksum=data_checksum,
     )
     entries, _ = ledger.decode_all(view[FRAMES_AT : FRAMES_AT + frames_bytes])
-    return header, entries
+    return header, [entry for entry in entries if not isinstance(entry, Transient)]

@@ -172,8 +172,7 @@ class Attributes:
             self._catalog.record_directory(node)
             return
         node.ctime_ns = now.wall_ns
-        if node.state is State.SEALED:
-            self._catalog.record(node)
+        self._catalog.record_change(node)
 
     # -- reading
 

@@ -11,17 +11,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
-from ctxfs.core.block import NOT_HOT, Block, Directory, State
+from ctxfs.core.block import NOT_HOT, Block, Directory, State, Writing
 from ctxfs.core.eviction import Lru
 from ctxfs.core.expiry import ExpiryQueue
 from ctxfs.core.meta import (
+    NOT_REFUSED,
     BlockMeta,
     DirectoryMeta,
     Drop,
     Entry,
+    JournalEntry,
     MakeDirectory,
     Put,
     RemoveDirectory,
+    Transient,
+    TransientFlag,
 )
 from ctxfs.core.namespace import Namespace
 from ctxfs.core.times import NEVER, Now
@@ -64,6 +68,7 @@ class Catalog:
         self.expiry = ExpiryQueue()
         self.expiry_changed: Callable[[], None] = lambda: None
         self.default_ttl_ns = 0  # where no directory says otherwise; 0: none
+        self.keeps_transients = False  # a mount may outlive us: docs/direct.md
         self.block_count = 0
         self.writing_count = 0
         self.next_generation = FIRST_GENERATION
@@ -99,6 +104,37 @@ class Catalog:
         if self.cold is not None and self.cold.holds(block.generation):
             self.cold.note(entry)
 
+    def record_change(self, block: Block) -> None:
+        """Write down whatever state a block is in."""
+        if block.state is State.SEALED:
+            self.record(block)
+        else:
+            self.record_transient(block)
+
+    def record_transient(self, block: Block) -> None:
+        """Write down a block that is being written, or is gone and open, for the next daemon."""
+        if self.keeps_transients:
+            block.stamp = self.new_stamp()
+            self.hot.record(self._transient(block))
+
+    def _transient(self, block: Block) -> Transient:
+        flags = TransientFlag(0)
+        if block.published:
+            flags |= TransientFlag.PUBLISHED
+        if block.is_gone:
+            flags |= TransientFlag.GONE
+        meta = block.meta(self.names.key_of(block), self.clock())
+        writing = block.writing
+        if writing is None:
+            return Transient(meta, 0, flags)
+        if writing.seen:
+            flags |= TransientFlag.SEEN
+        if writing.time_given:
+            flags |= TransientFlag.TIME_GIVEN
+        base = writing.base.generation if writing.base is not None else 0
+        refused = NOT_REFUSED if writing.refused_at is None else writing.refused_at
+        return Transient(meta, writing.owner, flags, base, refused)
+
     def record_directory(self, directory: Directory) -> None:
         """Write down a directory after a change."""
         directory.stamp = self.new_stamp()
@@ -123,15 +159,18 @@ class Catalog:
             return None
         return directory.meta(self.names.key_of(directory))
 
-    def journal_entries(self) -> Iterator[Entry]:
+    def journal_entries(self) -> Iterator[JournalEntry]:
         """Yield what a rewritten hot journal must hold, if the cold tier has been synced."""
         now = self.clock()
         for node in self.names.by_inode.values():
             if isinstance(node, Directory):
                 if node.stamp and not node.removed:
                     yield MakeDirectory(node.meta(self.names.key_of(node)))
-            elif node.state is State.SEALED and node.is_hot:
-                yield Put(node.meta(self.names.key_of(node), now))
+            elif node.state is State.SEALED:
+                if node.is_hot:
+                    yield Put(node.meta(self.names.key_of(node), now))
+            elif self.keeps_transients:
+                yield self._transient(node)
 
     # -- copies
 
@@ -182,17 +221,23 @@ class Catalog:
         self.block_count -= 1
         block.state = State.GONE
         block.expires_ns = NEVER
+        # Written down before the file goes: who dies in between has lost nothing.
+        self._record_gone(block)
         self.drop_hot(block)
         self.cold_order.remove(block)
         self.fresh.pop(block.generation, None)
         self.drop_shadow(block)
-        if block.stamp:
-            stamp = self.new_stamp()
-            self.hot.record(Drop(block.generation, stamp))
-            if self.is_cold(block):
-                assert self.cold is not None
-                self.cold.drop(block.generation, stamp)
         self.forget_if_unused(block)
+
+    def _record_gone(self, block: Block) -> None:
+        if block.opens and self.keeps_transients:
+            self.record_transient(block)
+        elif block.stamp:
+            block.stamp = self.new_stamp()
+            self.hot.record(Drop(block.generation, block.stamp))
+        if self.is_cold(block):
+            assert self.cold is not None
+            self.cold.drop(block.generation, block.stamp)
 
     def forget_if_unused(self, node: Block | Directory) -> None:
         """Let go of an inode that neither a name, an open description nor the kernel needs."""
@@ -245,8 +290,7 @@ class Catalog:
                 block.mtime_ns = now.wall_ns
             self.counters.published += 1
         self._rename_shadow(block)
-        if block.state is State.SEALED:
-            self.record(block)
+        self.record_change(block)
         if old is not None:
             self.drop(old)
 
@@ -270,15 +314,19 @@ class Catalog:
         self.counters.sealed_bytes += block.size
         self.tell("sealed", block, tier="hot")
 
-    def unsealed(self, block: Block) -> None:
+    def unsealed(self, block: Block, writing: Writing) -> None:
         """A generation that nobody else saw is being written again."""
         block.state = State.WRITING
+        block.writing = writing
         self.writing_count += 1
         self.hot_order.remove(block)
         self.fresh.pop(block.generation, None)
         block.digest = b""
         block.stamp = self.new_stamp()
-        self.hot.record(Drop(block.generation, block.stamp))
+        if self.keeps_transients:
+            self.record_transient(block)
+        else:
+            self.hot.record(Drop(block.generation, block.stamp))
 
     def make_directory(self, parent: Directory, name: bytes) -> Directory:
         """Make an empty prefix. The caller sets owner and mode, then records it."""

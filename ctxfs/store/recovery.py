@@ -1,26 +1,30 @@
 """What a starting daemon believes: the cold tier's records, overlaid with the hot journal.
 
 Where two records disagree the higher stamp is right. A hot file that no journal entry claims, or
-whose size is not the recorded one, was not sealed: it is removed.
+whose size is not the recorded one, was not sealed: it is removed. Where the mount outlived the
+daemon, what was being written, or was gone and open, comes back too (docs/direct.md).
 """
 
 from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from ctxfs.core.block import Block, Directory
+from ctxfs.core.block import Block, Directory, State, Writing
 from ctxfs.core.key import split_key
 from ctxfs.core.meta import (
+    NOT_REFUSED,
     BlockMeta,
     DirectoryMeta,
     Drop,
-    Entry,
+    JournalEntry,
     MakeDirectory,
     Put,
     RemoveDirectory,
+    Transient,
+    TransientFlag,
 )
 from ctxfs.core.times import NEVER, Now
 from ctxfs.errors import CtxfsError
@@ -36,6 +40,7 @@ class Journalled:
     """The hot journal, folded."""
 
     blocks: dict[int, BlockMeta] = field(default_factory=dict)
+    transients: dict[int, Transient] = field(default_factory=dict)
     dropped: dict[int, int] = field(default_factory=dict)  # generation → stamp
     directories: dict[int, DirectoryMeta] = field(default_factory=dict)
     removed: dict[int, int] = field(default_factory=dict)  # inode → stamp
@@ -43,7 +48,7 @@ class Journalled:
     highest_stamp: int = 0
 
 
-def fold(entries: Iterable[Entry]) -> Journalled:
+def fold(entries: Iterable[JournalEntry]) -> Journalled:
     """Fold journal entries in their order; the last word on each number holds."""
     state = Journalled()
     for entry in entries:
@@ -52,9 +57,17 @@ def fold(entries: Iterable[Entry]) -> Journalled:
                 number, stamp = meta.generation, meta.stamp
                 state.blocks[number] = meta
                 state.dropped.pop(number, None)
+                state.transients.pop(number, None)
             case Drop(number, stamp):
                 state.blocks.pop(number, None)
+                state.transients.pop(number, None)
                 state.dropped[number] = stamp
+            case Transient(meta):
+                number, stamp = meta.generation, meta.stamp
+                state.blocks.pop(number, None)
+                state.transients[number] = entry
+                if entry.flags & TransientFlag.GONE:
+                    state.dropped[number] = stamp
             case MakeDirectory(directory):
                 number, stamp = directory.inode, directory.stamp
                 state.directories[number] = directory
@@ -77,8 +90,14 @@ class RecoveryReport:
     unsealed: int
 
 
-def recover(catalog: Catalog, cold: Recovered | None) -> RecoveryReport:
-    """Fill an empty catalog. Removes what was unsealed, and tells the cold tier what is gone."""
+def recover(
+    catalog: Catalog, cold: Recovered | None, still_open: Collection[int] | None = None
+) -> RecoveryReport:
+    """Fill an empty catalog. Removes what was unsealed, and tells the cold tier what is gone.
+
+    `still_open`: the mount outlived the daemon, and these generations are open in it; so what was
+    being written goes on, and what is gone and open stays until it is closed.
+    """
     journal = fold(catalog.hot.journal.load())
     highest_number, highest_stamp = journal.highest_number, journal.highest_stamp
     metas = dict(cold.blocks) if cold is not None else {}
@@ -91,11 +110,24 @@ def recover(catalog: Catalog, cold: Recovered | None) -> RecoveryReport:
 
     _overlay_directories(directories, journal)
     _make_directories(catalog, directories.values())
-    files = {found.generation: found for found in catalog.hot.scan()}
+    found_files = list(catalog.hot.scan())
+    files = {found.generation: found for found in found_files if not found.is_gone}
+    gone = {found.generation: found for found in found_files if found.is_gone}
     _overlay_blocks(catalog, metas, journal, files)
     unsealed = _add_blocks(catalog, metas, files)
-    for found in files.values():
-        catalog.hot.remove(found.generation, found.physical_bytes)
+    if still_open is not None:
+        transients = sorted(journal.transients.values(), key=lambda each: each.meta.stamp)
+        for each in transients:
+            if not each.flags & TransientFlag.GONE:
+                _add_writing(catalog, each, files)
+            elif each.meta.generation in still_open:
+                # It may have died before it gave the file its other name.
+                _add_gone(catalog, each, gone if each.meta.generation in gone else files)
+    for found in (*files.values(), *gone.values()):
+        catalog.hot.discard(found)
+    for directory in _directories(catalog):
+        if not directory.stamp and directory.parent is not None:
+            catalog.record_directory(directory)  # its inode is not to change again
     return RecoveryReport(
         blocks=catalog.block_count,
         hot=len(catalog.hot_order),
@@ -189,6 +221,81 @@ def _add_blocks(catalog: Catalog, metas: dict[int, BlockMeta], files: dict[int, 
             lost += 1
             catalog.drop(block)
     return lost
+
+
+def _add_writing(catalog: Catalog, found: Transient, files: dict[int, FoundFile]) -> None:
+    """Bring back a block that is being written. Takes its file from `files`."""
+    meta = found.meta
+    file = files.get(meta.generation)
+    if file is None:
+        return
+    block = _transient_block(catalog, found)
+    names, directory = catalog.names, block.directory
+    published = bool(found.flags & TransientFlag.PUBLISHED)
+    old = names.find(directory, block.name)
+    if published and isinstance(old, Directory):
+        return
+    if published and isinstance(old, Block):
+        if old.stamp > block.stamp:
+            return  # it was replaced just before the daemon died
+        catalog.drop(old)
+    del files[meta.generation]
+    block.state = State.WRITING
+    block.size, block.hot_bytes = file.size, file.physical_bytes
+    catalog.block_count += 1
+    catalog.writing_count += 1
+    if published:
+        names.publish(block, directory, block.name)
+    else:
+        names.add_private(block)
+    catalog.set_expiry(block, block.expires_ns)
+
+
+def _add_gone(catalog: Catalog, found: Transient, files: dict[int, FoundFile]) -> None:
+    """Bring back a block without a name, for those who have it open. Takes from `files`."""
+    file = files.pop(found.meta.generation, None)
+    if file is not None:
+        catalog.hot.retire(file)
+        block = _transient_block(catalog, found)
+        block.state = State.GONE
+        block.size = file.size
+        block.expires_ns = NEVER
+        catalog.names.by_inode[block.generation] = block
+
+
+def _transient_block(catalog: Catalog, found: Transient) -> Block:
+    now = catalog.clock()
+    names = split_key(found.meta.key)
+    block = Block(found.meta.generation, _directory_or_ghost(catalog, names[:-1]), names[-1])
+    block.apply(found.meta, now)
+    block.digest = b""
+    if found.owner:
+        base = catalog.names.by_inode.get(found.base)
+        block.writing = Writing(
+            found.owner,
+            now.boot_ns,
+            base=base if isinstance(base, Block) else None,
+            time_given=bool(found.flags & TransientFlag.TIME_GIVEN),
+            seen=bool(found.flags & TransientFlag.SEEN),
+            refused_at=None if found.refused_at == NOT_REFUSED else found.refused_at,
+        )
+    return block
+
+
+def _directory_or_ghost(catalog: Catalog, names: list[bytes]) -> Directory:
+    """Return the directory with this path; if it was removed, one that stands for it."""
+    directory = catalog.names.root
+    for name in names:
+        child = directory.entries.get(name)
+        if not isinstance(child, Directory):
+            child = Directory(catalog.new_generation(), directory, name)
+            child.removed = True
+        directory = child
+    return directory
+
+
+def _directories(catalog: Catalog) -> list[Directory]:
+    return [node for node in catalog.names.by_inode.values() if isinstance(node, Directory)]
 
 
 def _blocks(catalog: Catalog) -> list[Block]:

@@ -270,10 +270,10 @@ class Store:
         if shared and old is not None and self.goes_on(old, owner, flags):
             return await self.open_for_write(old, owner, flags)
         base = None if flags & os.O_TRUNC else old
-        block = await self.new_generation(directory, name, owner, base=base)
-        block.mode, block.uid, block.gid = who.mode, who.uid, who.gid
+        block = await self.new_generation(directory, name, owner, base=base, who=who)
         if old is None:
             block.extras = None  # of one that came while this waited for room
+        self.catalog.record_transient(block)
         self.catalog.counters.creates += 1
         handle = await self._open_writing(block, owner)
         handle.wrote = old is None or bool(flags & os.O_TRUNC)
@@ -282,11 +282,18 @@ class Store:
         return handle
 
     async def new_generation(
-        self, directory: Directory, name: bytes, owner: int, *, base: Block | None = None
+        self,
+        directory: Directory,
+        name: bytes,
+        owner: int,
+        *,
+        base: Block | None = None,
+        who: NewOwner | None = None,
     ) -> Block:
         """Make a private generation; with `base`, one that starts as a copy of it.
 
-        Takes over mode, owner and attributes of what the name leads to now; the TTL starts over.
+        Takes over mode, owner and attributes of what the name leads to now, but for what `who`
+        says; the TTL starts over. The caller has it written down (`Catalog.record_transient`).
         """
         if self._hot.is_crowded:
             raise TooManyOpen("too many files are open")
@@ -311,6 +318,8 @@ class Store:
                     old.extras.dtype,
                     dict(old.extras.attributes),
                 )
+        if who is not None:
+            block.mode, block.uid, block.gid = who.mode, who.uid, who.gid
         block.opens += 1
         try:
             if base is not None:
@@ -395,6 +404,35 @@ class Store:
         elif self.catalog.fresh.get(block.generation, owner) != owner:
             del self.catalog.fresh[block.generation]
 
+    def resume(
+        self, block: Block, owner: int, *, writable: bool, wrote: bool, way: Way
+    ) -> Handle | None:
+        """Return an open description of the daemon's former life; None if its bytes are lost."""
+        try:
+            acquire = self._hot.acquire_gone if block.is_gone else self._hot.acquire
+            file = acquire(block.generation)
+        except FileNotFoundError:
+            return None
+        block.opens += 1
+        handle = Handle(block, file, owner, writable=writable)
+        handle.wrote, handle.way = wrote, way
+        file.lent += way is Way.LENT
+        file.kept += way is Way.KEPT
+        if writable and block.writing is not None:
+            block.writing.writers += 1
+            block.writing.changed |= wrote
+        return handle
+
+    def settle_resumed(self) -> None:
+        """All that was open is again: seal what nobody writes any more."""
+        assert self._nursery is not None
+        for node in list(self.catalog.names.by_inode.values()):
+            if not isinstance(node, Block) or node.state is not State.WRITING:
+                continue
+            writing = node.writing
+            if writing and not writing.writers and node.published and writing.refused_at is None:
+                self._nursery.start_soon(self._seal, node)
+
     def goes_on(self, block: Block, owner: int, flags: int) -> bool:
         """Whether opening for writing goes on with this generation, or starts a new one.
 
@@ -430,8 +468,7 @@ class Store:
         if block.state is State.SEALED:
             if not self.goes_on(block, owner, flags) or not block.is_hot:
                 raise NotPermitted("the block is sealed")
-            self.catalog.unsealed(block)
-            block.writing = Writing(owner, self.catalog.clock().boot_ns)
+            self.catalog.unsealed(block, Writing(owner, self.catalog.clock().boot_ns))
         handle = await self._open_writing(block, owner)
         if flags & os.O_TRUNC:
             handle.wrote = True  # if nothing follows, the block is to be empty
@@ -498,11 +535,13 @@ class Store:
             writing = handle.block.writing
             if writing is not None and (writing.refused_at is None or offset < writing.refused_at):
                 writing.refused_at = offset
+                self.catalog.record_transient(handle.block)
             raise
         writing = handle.block.writing
         refused_at = writing.refused_at if writing is not None else None
         if writing and refused_at is not None and offset <= refused_at < offset + done:
             writing.refused_at = None  # tried again, with success
+            self.catalog.record_transient(handle.block)
         return done
 
     async def _write_in_room(self, handle: Handle, offset: int, data: bytes | memoryview) -> int:
@@ -564,6 +603,7 @@ class Store:
                 writing.changed = True
             if writing.refused_at is not None and size <= writing.refused_at:
                 writing.refused_at = None
+                self.catalog.record_transient(block)
             self._grown(block, file)
         finally:
             if handle is None:

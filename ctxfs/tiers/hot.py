@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxfs.core.meta import Entry
+from ctxfs.core.meta import JournalEntry
 from ctxfs.device.engine import Span
 from ctxfs.device.mapping import Mapping
 from ctxfs.errors import TierFull, TierTrouble
@@ -22,6 +22,7 @@ from ctxfs.tiers.hot_journal import HotJournal
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 ARRIVING = ".arriving"  # how the names of files end whose content is not there yet
+GONE = ".gone"  # of files whose block is gone, and that somebody has open
 JOURNAL_ROOM_BYTES = 1 << 20  # kept free so that an entry always fits
 
 
@@ -52,9 +53,7 @@ class HotFile:
         "size",
     )
 
-    def __init__(
-        self, generation: int, name: str, fd: int, size: int, physical_bytes: int
-    ) -> None:
+    def __init__(self, generation: int, name: str, fd: int, size: int, physical_bytes: int) -> None:
         self.generation = generation
         self.name = name
         self.fd = fd
@@ -109,6 +108,7 @@ class FoundFile:
     generation: int
     size: int
     physical_bytes: int
+    is_gone: bool  # no name led to it any more
 
 
 class HotTier:
@@ -130,6 +130,7 @@ class HotTier:
         self.reserved_bytes = 0
         self.files_max = files_max
         self._blocks_bytes = 0
+        self.beside_bytes = 0  # what else lies in the tmpfs
         self._open: dict[int, HotFile] = {}
         blocks = path / "blocks"
         blocks.mkdir(mode=0o700, exist_ok=True)
@@ -148,7 +149,7 @@ class HotTier:
     def used_bytes(self) -> int:
         """Physical bytes in use, with the room that the journal needs to be rewritten in."""
         journal = self.journal.physical_bytes
-        there = self._blocks_bytes + journal + self.orphaned_bytes
+        there = self._blocks_bytes + self.beside_bytes + journal + self.orphaned_bytes
         return there + max(journal, JOURNAL_ROOM_BYTES)
 
     @property
@@ -158,7 +159,8 @@ class HotTier:
             return 0
         usage = os.fstatvfs(self._dirfd)
         there = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
-        return max(0, there - self._blocks_bytes - self.journal.physical_bytes)
+        counted = self._blocks_bytes + self.beside_bytes + self.journal.physical_bytes
+        return max(0, there - counted)
 
     @property
     def room_bytes(self) -> int:
@@ -169,7 +171,8 @@ class HotTier:
     def block_capacity_bytes(self) -> int:
         """What one block could take if it were alone."""
         journal = self.journal.physical_bytes
-        return self.capacity_bytes - journal - max(journal, JOURNAL_ROOM_BYTES)
+        beside = journal + self.beside_bytes
+        return self.capacity_bytes - beside - max(journal, JOURNAL_ROOM_BYTES)
 
     def holds_removed(self, *, but: Collection[int]) -> bool:
         """Whether files are unlinked and open, other than these: their room is to come back."""
@@ -233,7 +236,19 @@ class HotTier:
         if file is not None:
             file.leases += 1
             return file
-        name = _name(generation)
+        return self._open_file(generation, _name(generation))
+
+    def acquire_gone(self, generation: int) -> HotFile:
+        """Like `acquire`, for a block that is gone and was open in the daemon's former life."""
+        file = self._open.get(generation)
+        if file is not None:
+            file.leases += 1
+            return file
+        file = self._open_file(generation, _name(generation) + GONE)
+        file.removed = True
+        return file
+
+    def _open_file(self, generation: int, name: str) -> HotFile:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=self._dirfd)
         except FileNotFoundError:
@@ -260,19 +275,43 @@ class HotTier:
             del self._open[file.generation]
         os.close(file.fd)
         if file.removed:
+            self._unlink(file.name)
             self._blocks_bytes -= file.physical_bytes
 
     def remove(self, generation: int, physical_bytes: int) -> None:
-        """Unlink the block file. Its room comes back when the last lease ends."""
-        # Somebody may have removed it behind our back; the accounting below still holds.
+        """Take the block file away; one that is open, when the last lease ends.
+
+        Until then it keeps a name, under which the next daemon finds it for those who have it open.
+        """
         file = self._open.get(generation)
-        name = _name(generation) if file is None else file.name
+        if file is None:
+            self._unlink(_name(generation))
+            self._blocks_bytes -= physical_bytes
+            return
+        file.removed = True
+        if file.name.endswith(ARRIVING):
+            self._unlink(file.name)
+            return
+        gone = _name(generation) + GONE
+        # Somebody may have removed it behind our back; the accounting still holds.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(file.name, gone, src_dir_fd=self._dirfd, dst_dir_fd=self._dirfd)
+        file.name = gone
+
+    def retire(self, found: FoundFile) -> None:
+        """Give a file of the daemon's former life, whose block is gone, the name of such."""
+        if not found.is_gone:
+            name = _name(found.generation)
+            os.rename(name, name + GONE, src_dir_fd=self._dirfd, dst_dir_fd=self._dirfd)
+
+    def discard(self, found: FoundFile) -> None:
+        """Take away a file of the daemon's former life."""
+        self._unlink(_name(found.generation) + (GONE if found.is_gone else ""))
+        self._blocks_bytes -= found.physical_bytes
+
+    def _unlink(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._dirfd)
-        if file is None:
-            self._blocks_bytes -= physical_bytes
-        else:
-            file.removed = True
 
     # -- bytes
 
@@ -325,15 +364,18 @@ class HotTier:
         """Yield the block files that are there, and count them as used. What was arriving goes."""
         with os.scandir(self._dirfd) as entries:
             for entry in entries:
-                if entry.name.endswith(ARRIVING):
-                    os.unlink(entry.name, dir_fd=self._dirfd)
+                number, _, kind = entry.name.partition(".")
+                if kind not in ("", GONE[1:]):
+                    self._unlink(entry.name)
                     continue
                 facts = entry.stat(follow_symlinks=False)
-                found = FoundFile(int(entry.name, 16), facts.st_size, facts.st_blocks * 512)
+                found = FoundFile(
+                    int(number, 16), facts.st_size, facts.st_blocks * 512, is_gone=bool(kind)
+                )
                 self._blocks_bytes += found.physical_bytes
                 yield found
 
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: JournalEntry) -> None:
         """Append to the journal."""
         self.journal.append(entry)
 

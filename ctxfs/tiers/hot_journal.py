@@ -5,10 +5,10 @@ machine. Frames carry checksums, so a torn tail is recognised and cut (docs/ondi
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ctxfs.core.meta import Entry
+from ctxfs.core.meta import JournalEntry
 from ctxfs.ondisk.ledger import decode_all, encode
 
 _SLACK_BYTES = 1 << 20  # below this a rewrite frees nothing worth the work
@@ -24,6 +24,7 @@ class HotJournal:
         self._fd = _open_append(self._path)
         self._bytes = os.fstat(self._fd).st_size
         self._bytes_after_rewrite = 0
+        self.before_append: Callable[[], None] | None = None
 
     @property
     def physical_bytes(self) -> int:
@@ -35,16 +36,18 @@ class HotJournal:
         """Whether more than half of it is probably history."""
         return self._bytes > 2 * self._bytes_after_rewrite + _SLACK_BYTES
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         """Add one entry; it outlives the process when this returns."""
         frame = encode(entry)
+        if self.before_append is not None:
+            self.before_append()
         done = os.write(self._fd, frame)
         if done != len(frame):  # a torn frame would hide all that follow it
             os.ftruncate(self._fd, self._bytes)
             raise OSError(f"the hot journal took {done} of {len(frame)} bytes")
         self._bytes += done
 
-    def load(self) -> list[Entry]:
+    def load(self) -> list[JournalEntry]:
         """Return all entries, and cut a torn tail."""
         content = self._path.read_bytes()
         entries, good = decode_all(content)
@@ -53,7 +56,7 @@ class HotJournal:
         self._bytes = good
         return entries
 
-    def rewrite(self, entries: Iterable[Entry]) -> None:
+    def rewrite(self, entries: Iterable[JournalEntry]) -> None:
         """Replace the whole journal by `entries`, in one step."""
         fd = _open_append(self._new_path, os.O_TRUNC)
         try:
