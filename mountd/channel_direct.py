@@ -106,6 +106,8 @@ class DirectChannel:
 
     async def _agree(self) -> bool:
         """Answer INIT, the first request. False: the mount was ended before it came."""
+        if self._device.adopted:
+            self._device.resend()  # whoever read it did not answer it
         buffer = self._buffer()
         while True:
             length = self._device.read(buffer)
@@ -309,13 +311,12 @@ def mounted(
 
     A `session` that an earlier daemon left is gone on with; then `fuse_fd` is mounted already.
     """
-    if session is not None and session.resumed is not None and fuse_fd is not None:
-        device = FuseDevice(fuse_fd, path)
-    else:
-        device = device_fuse.mount(
-            path, fsname=fsname, allow_other=allow_other, privileged=chosen.privileged
-        )
+    device = device_fuse.mount(
+        path, fsname=fsname, allow_other=allow_other, privileged=chosen.privileged, fd=fuse_fd
+    )
     try:
         yield DirectChannel(device, operations, chosen, session)
-    finally:
-        device.close()
+    except BaseException:
+        device.leave()
+        raise
+    device.close()

@@ -84,7 +84,7 @@ async def _serve(config: Config, ready: Callable[[], None], fuse_fd: int | None)
             daemon = await _assemble(config, room, services, session)
             # Only now: until the new mount is there, programs see that the old one is dead, and
             # not the directory beneath it.
-            if session is None or session.resumed is None:
+            if fuse_fd is None or device_fuse.is_unused(fuse_fd):
                 await trio.to_thread.run_sync(mounts.prepare, path)
             with _mounter(daemon.channel)(
                 daemon.operations,
@@ -145,7 +145,7 @@ def _session(room: shm.HotRoom, fuse_fd: int | None) -> Session | None:
     if fuse_fd is None:
         return None
     session = Session(room.path / "session")
-    if session.resumed is not None and not device_fuse.is_mounted(fuse_fd):
+    if session.resumed is not None and not device_fuse.is_alive(fuse_fd):
         session.begin()
     return session
 
