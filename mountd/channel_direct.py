@@ -261,12 +261,18 @@ def mounted(
     fsname: str,
     allow_other: bool,
     chosen: ChosenChannel,
+    fuse_fd: int | None = None,
 ) -> Iterator[DirectChannel]:
-    """Mount at `path`; the channel's `serve` answers until it is ended. Unmounts at the end."""
+    """Mount at `path`; the channel's `serve` answers until it is ended. Unmounts at the end.
+
+    With a descriptor of /dev/fuse from a parent, an error leaves the mount to the next child.
+    """
     device = device_fuse.mount(
-        path, fsname=fsname, allow_other=allow_other, privileged=chosen.privileged
+        path, fsname=fsname, allow_other=allow_other, privileged=chosen.privileged, fd=fuse_fd
     )
     try:
         yield DirectChannel(device, operations, chosen)
-    finally:
-        device.close()
+    except BaseException:
+        device.leave()
+        raise
+    device.close()

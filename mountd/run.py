@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -33,7 +34,7 @@ from ctxfs.store.recovery import recover
 from ctxfs.store.store import Store
 from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
 from ctxfs.tiers.hot import HotTier
-from mountd import channels, logs, mounts, systemd
+from mountd import channels, device_fuse, logs, mounts, systemd
 from mountd.channels import ChosenChannel
 from mountd.check import memory_bytes
 from mountd.control import ControlDirectory
@@ -53,9 +54,12 @@ def clock() -> Now:
     return Now(time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns())
 
 
-def serve(config: Config, ready: Callable[[], None]) -> int:
-    """Mount, call `ready` when the mount answers, serve until it ends. Returns the exit status."""
-    trio.run(_serve, config, ready, strict_exception_groups=True)
+def serve(config: Config, ready: Callable[[], None], fuse_fd: int | None = None) -> int:
+    """Mount, call `ready` when the mount answers, serve until it ends. Returns the exit status.
+
+    `fuse_fd`: the descriptor of /dev/fuse that a parent holds; mounted already, or to mount with.
+    """
+    trio.run(_serve, config, ready, fuse_fd, strict_exception_groups=True)
     return 0
 
 
@@ -70,7 +74,7 @@ def raise_file_limit() -> int:
     return (hard - min(SPARE_DESCRIPTORS, hard // 2)) // 2
 
 
-async def _serve(config: Config, ready: Callable[[], None]) -> None:
+async def _serve(config: Config, ready: Callable[[], None], fuse_fd: int | None) -> None:
     path = config.mount.path
     assert path is not None  # the command line has checked it
     with _hot_room(config) as room:
@@ -78,8 +82,9 @@ async def _serve(config: Config, ready: Callable[[], None]) -> None:
             daemon = await _assemble(config, room, services)
             # Only now: until the new mount is there, programs see that the old one is dead, and
             # not the directory beneath it.
-            await trio.to_thread.run_sync(mounts.prepare, path)
-            with _mounter(daemon.channel)(
+            if fuse_fd is None or device_fuse.is_unused(fuse_fd):
+                await trio.to_thread.run_sync(mounts.prepare, path)
+            with _mounter(daemon.channel, fuse_fd)(
                 daemon.operations,
                 path,
                 fsname=config.mount.fsname,
@@ -118,12 +123,12 @@ class Mounter(Protocol):
     ) -> AbstractContextManager[Mount]: ...
 
 
-def _mounter(chosen: ChosenChannel) -> Mounter:
+def _mounter(chosen: ChosenChannel, fuse_fd: int | None) -> Mounter:
     # Imported when chosen: a machine that uses the one need not have the other.
     if chosen.name == channels.DIRECT:
         from mountd import channel_direct
 
-        return channel_direct.mounted
+        return partial(channel_direct.mounted, fuse_fd=fuse_fd)
     from mountd import channel_pyfuse3
 
     return channel_pyfuse3.mounted

@@ -16,7 +16,7 @@ from ctxfs.units import GIB, MIB
 from mountd import check, cli, mounthelper, options
 from mountd.options import allow_other, may_allow_other, parse_options
 
-Serve = Callable[[Config, Callable[[], None]], int]
+Serve = Callable[[Config, Callable[[], None], int | None], int]
 
 
 @pytest.fixture(autouse=True)
