@@ -346,7 +346,7 @@ def descriptor(point: Path) -> int:
     Raises OSError.
     """
     for fd in systemd.stored(STORE_NAME):
-        alive = device_fuse.is_alive(fd) and device_fuse.mounted_at(point) is not None
+        alive = device_fuse.is_mounted(fd) and device_fuse.mounted_at(point) is not None
         if alive or device_fuse.is_unused(fd):
             return fd
         os.close(fd)

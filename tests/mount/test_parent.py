@@ -264,7 +264,7 @@ def test_systemd_keeps_the_mount_for_the_parent_after_this_one(
         process.kill()
         family.end()
         wait_for_end(child)
-        assert device_fuse.is_alive(fd)
+        assert device_fuse.is_mounted(fd)
 
         process = family.start(STAYS, kept=fd, notify=tmp_path / "notify")
         os.close(fd)
@@ -291,7 +291,7 @@ def test_a_kept_descriptor_whose_mount_was_ended_is_dropped(family: Family, tmp_
     fd = device_fuse.open_device()
     device = device_fuse.mount(family.point, fsname="t", allow_other=False, privileged=True, fd=fd)
     device_fuse.end(family.point)
-    assert not device_fuse.is_alive(device.fd)
+    assert not device_fuse.is_mounted(device.fd)
     family.start(STAYS, kept=fd)
     os.close(fd)
     assert family.line() == "0 False"
