@@ -209,11 +209,9 @@ def command(arguments: argparse.Namespace) -> list[str]:
     The package is found as this one was, and never in the directory of whoever started it.
     """
     words = [sys.executable, "-P", "-m", "mountd.cli"]
-    for flag, values in (
-        ("--config", [arguments.config]),
-        ("--state", [arguments.state]),
-    ):
-        words += [f"{flag}={_absolute(value)}" for value in values if value is not None]
+    for name in ("config", "state"):
+        if (value := getattr(arguments, name)) is not None:
+            words.append(f"--{name}={_absolute(value)}")
     for each in arguments.cold or ():
         device = _device(each)
         words.append("--cold=" + ":".join(str(device[k]) for k in ("path", "size") if k in device))

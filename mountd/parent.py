@@ -11,16 +11,15 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from ctxfs.errors import CtxfsError, unusable
 from mountd import child, device_fuse, logs, statedir, systemd
+from mountd.answerer import Answerer, start
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,6 @@ STORE_NAME = "ctxfs-mount"
 DEATHS_MAX = 5
 DEATHS_WITHIN_S = 60.0
 BUG = 1  # the exit status of an error that nobody expected
-PIPE_BYTES = 1 << 16
 ENDING = (signal.SIGTERM, signal.SIGINT)
 HEEDED = (*ENDING, signal.SIGHUP, signal.SIGUSR1)
 
@@ -39,43 +37,6 @@ class ChildFailed(CtxfsError):
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
         self.exit_code = exit_code
-
-
-@dataclass(slots=True)
-class Answerer:
-    """A child as its parent sees it."""
-
-    process: subprocess.Popen[bytes]
-    pidfd: int
-    pipe: int  # where it says that it is ready, or why not
-    gate: socket.socket | None = None  # while it may not begin
-    is_ready: bool = False
-    text: str = ""
-
-    def listen(self) -> None:
-        """Take what it has said, which it does in one piece."""
-        with suppress(BlockingIOError):
-            said = os.read(self.pipe, PIPE_BYTES)
-            self.is_ready = said.startswith(child.READY)
-            self.text = said.removeprefix(child.READY).decode("utf-8", "backslashreplace")
-            os.close(self.pipe)
-            self.pipe = -1
-
-    def bury(self) -> int:
-        """Wait for its end; return the exit status, the signal that killed it as a negative one."""
-        status = self.process.wait()
-        if self.pipe >= 0:
-            self.listen()
-        for fd in (self.pipe, self.pidfd):
-            if fd >= 0:
-                os.close(fd)
-        if self.gate is not None:
-            self.gate.close()
-        return status
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.bury()
 
 
 class Parent:
@@ -148,33 +109,14 @@ class Parent:
     # -- children
 
     def _start(self, *, gated: bool = False) -> Answerer:
-        pipe, theirs = os.pipe()
-        ours, gate = socket.socketpair() if gated else (None, None)
         given = {
             child.FUSE_FD: self._fd,
-            child.READY_FD: theirs,
-            child.PARENT: os.getpid(),
             child.RESTARTS: self._restarts,
             child.POINT: self._point,
             child.STATE: self._pid_file.parent,
-            **({child.GATE_FD: gate.fileno()} if gate else {}),
             **({child.STORED: 1} if self._stored else {}),
         }
-        # What systemd says is for us: it does not listen to children.
-        kept = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
-        process = subprocess.Popen(
-            self._command,
-            env=kept | {name: str(value) for name, value in given.items()},
-            pass_fds=[self._fd, theirs, *([gate.fileno()] if gate else [])],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is for us, and comes from us
-        )
-        os.close(theirs)
-        os.set_blocking(pipe, False)
-        if gate:
-            gate.close()
-        return Answerer(process, os.pidfd_open(process.pid), pipe, ours)
+        return start(self._command, given, keep=self._fd, gated=gated)
 
     def _answers(self, now: Answerer) -> None:
         self._device = device_fuse.mounted_at(self._point)
@@ -216,18 +158,26 @@ class Parent:
         self._restarts += 1
         log.error("the daemon (pid %d) %s; restart %d%s", pid, how, self._restarts,
                   f": {why}" if why else "")  # fmt: skip
-        self._child, self._heir = self._heir or self._start(), None
+        try:
+            self._child, self._heir = self._heir or self._start(), None
+        except OSError as error:
+            raise unusable("the next daemon cannot be started", error) from error
         return None
 
     # -- replacing
 
     def _replace(self) -> None:
         """SIGUSR1: load a successor while the child goes on."""
-        if not self._child.is_ready or self._heir is not None or self._ending:
-            log.warning("not replaced now: the daemon starts or ends")
-            return
+        if self._is_replacing or self._ending:
+            return  # the outcome of that is the answer to this
         self._is_replacing = True
-        self._heir = self._start(gated=True)
+        if not self._child.is_ready:
+            self._replaced("it is only just starting")
+            return
+        try:
+            self._heir = self._start(gated=True)
+        except OSError as error:
+            self._replaced(f"a process cannot be started: {error}")
 
     def _hand_over(self, heir: Answerer) -> None:
         """The successor is loaded, or failed at it."""
@@ -235,9 +185,7 @@ class Parent:
         self._heir = None
         if not heir.gate.recv(1):
             status = heir.bury()
-            reason = heir.text or f"it ended with status {status}"
-            log.error("not replaced, the daemon goes on: %s", reason)
-            self._replaced(reason)
+            self._replaced(heir.text or f"it ended with status {status}")
             return
         log.info("replacing the daemon (pid %d)", self._child.process.pid)
         self._child.kill()
@@ -256,13 +204,18 @@ class Parent:
             return
         self._is_replacing = False
         self._replacements += 1
-        fd = os.open(self._pid_file, os.O_WRONLY | os.O_CLOEXEC)
+        if reason:
+            log.error("not replaced, the daemon goes on: %s", reason)
         first, count = f"{os.getpid()}\n".encode(), f"{self._replacements:08}\n".encode()
-        # The number last, at its place: whoever sees it grow sees the reason too.
-        os.ftruncate(fd, len(first))
-        os.pwrite(fd, reason.encode("utf-8", "backslashreplace"), len(first) + len(count))
-        os.pwrite(fd, count, len(first))
-        os.close(fd)
+        try:
+            fd = os.open(self._pid_file, os.O_WRONLY | os.O_CLOEXEC)
+            # The number last, at its place: whoever sees it grow sees the reason too.
+            os.ftruncate(fd, len(first))
+            os.pwrite(fd, reason.encode("utf-8", "backslashreplace"), len(first) + len(count))
+            os.pwrite(fd, count, len(first))
+            os.close(fd)
+        except OSError as error:  # no reason to end a mount
+            log.error("%s: %s", self._pid_file, error.strerror)
 
     # -- the end
 

@@ -41,7 +41,8 @@ def replace(state: Path) -> str:
         os.close(process)
     if reason:
         lines = (line.removeprefix("ctx-mountd: ") for line in reason.splitlines())
-        raise NotReplaced("\n".join([f"not replaced, pid {before} goes on:", *lines]))
+        who = "the daemon" if before is None else f"pid {before}"
+        raise NotReplaced("\n".join([f"not replaced, {who} goes on:", *lines]))
     after = statedir.named(state)
     return f"ctxfs: {state}: pid {after} answers in place of pid {before}"
 

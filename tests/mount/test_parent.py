@@ -355,6 +355,15 @@ def test_a_successor_that_does_not_load_leaves_the_old_one_at_work(family: Famil
     assert family.child() != old
 
 
+def test_a_daemon_that_is_just_starting_is_not_replaced(family: Family) -> None:
+    family.start("wait()\n" + ANSWERS)
+    wait_until(lambda: (family.state / "parent.pid").exists())
+    with pytest.raises(replace.NotReplaced, match="the daemon goes on:\nit is only just starting"):
+        replace.replace(family.state)
+    family.go()
+    assert family.line() == "0 False"
+
+
 def ctx_mountd(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "mountd.cli", *map(str, words)],
