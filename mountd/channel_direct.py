@@ -310,6 +310,7 @@ def mounted(
     """Mount at `path`; the channel's `serve` answers until it is ended. Unmounts at the end.
 
     A `session` that an earlier daemon left is gone on with; then `fuse_fd` is mounted already.
+    With a descriptor of /dev/fuse from a parent, an error leaves the mount to the next child.
     """
     device = device_fuse.mount(
         path, fsname=fsname, allow_other=allow_other, privileged=chosen.privileged, fd=fuse_fd

@@ -118,6 +118,13 @@ class FuseDevice:
             subprocess.run(command, check=False)
 
 
+def is_mounted(fd: int) -> bool:
+    """Whether a descriptor of /dev/fuse has a mount that was not ended."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return not any(events & select.POLLERR for _, events in poll.poll(0))
+
+
 def max_pages() -> int:
     """Return how many pages of 4096 bytes one request may have here."""
     try:
@@ -139,13 +146,6 @@ def is_unused(fd: int) -> bool:
     except OSError as error:
         return error.errno == errno.EPERM
     return False
-
-
-def is_alive(fd: int) -> bool:
-    """Whether it is mounted, and was not ended or aborted."""
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return all(event & select.POLLERR == 0 for _, event in poll.poll(0))
 
 
 def mounted_at(point: Path) -> str | None:

@@ -145,7 +145,7 @@ def _session(room: shm.HotRoom, fuse_fd: int | None) -> Session | None:
     if fuse_fd is None:
         return None
     session = Session(room.path / "session")
-    if session.resumed is not None and not device_fuse.is_alive(fuse_fd):
+    if session.resumed is not None and not device_fuse.is_mounted(fuse_fd):
         session.begin()
     return session
 
