@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,9 @@ from mountd.session import RESENT, Agreed, Session
 log = logging.getLogger(__name__)
 
 HEADERS_BYTES = PAGE_BYTES  # room for what precedes the data of the largest request
-ANSWERS_AT_A_STRETCH = 64  # then others get their turn
+# After an answer the next request comes within some microseconds, or is not to be waited for here.
+LOOKING_NS = 50_000
+STRETCH_NS = 1_000_000  # while requests keep coming, others get their turn so often
 SPARE_BUFFERS = 8
 INTERRUPT_POLL_S = 0.1  # how often a request that goes on after a signal is looked at
 
@@ -187,20 +190,21 @@ class DirectChannel:
 
     async def _read_on(self, reader: _Reader) -> None:
         device, buffer = self._device, reader.buffer
-        stretch = 0
+        turn_ns = 0
         while not reader.was_succeeded:
+            now_ns = time.monotonic_ns()
+            if now_ns >= turn_ns:
+                await trio.lowlevel.checkpoint()
+                turn_ns = now_ns + STRETCH_NS
+            if not device.wait_briefly(LOOKING_NS):
+                await trio.lowlevel.wait_readable(device.fd)
+                turn_ns = time.monotonic_ns() + STRETCH_NS
             length = device.read(buffer)
             if length is None:
-                await trio.lowlevel.wait_readable(device.fd)
-                stretch = 0
                 continue
             if not length:
                 return
             await self._answer_one(reader, length)
-            stretch += 1
-            if stretch == ANSWERS_AT_A_STRETCH and not reader.was_succeeded:
-                await trio.lowlevel.checkpoint()
-                stretch = 0
 
     def _in_hand(self, header: Header | None) -> None:
         """What is written down from here on is the effect of this request."""

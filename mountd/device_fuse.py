@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,6 +47,21 @@ class FuseDevice:
         self.point = point
         self.ended = False  # from outside
         os.set_blocking(fd, False)
+        self._readable = select.poll()
+        self._readable.register(fd, select.POLLIN)
+
+    def wait_briefly(self, longest_ns: int) -> bool:
+        """Look again and again for a request; whether one came, or the mount ended.
+
+        Being woken takes longer than the next request of the same caller takes to come. Whoever
+        else wants this processor gets it between two looks.
+        """
+        poll, until_ns = self._readable.poll, time.monotonic_ns() + longest_ns
+        while not poll(0):
+            if time.monotonic_ns() >= until_ns:
+                return False
+            os.sched_yield()
+        return True
 
     def read(self, buffer: bytearray) -> int | None:
         """Read one request; its length, or None if there is none now. 0: the mount has ended."""
@@ -65,6 +81,15 @@ class FuseDevice:
             os.writev(self.fd, pieces)
         except OSError as error:
             if error.errno not in (errno.ENOENT, *ENDED):
+                raise
+
+    def notify(self, notice: bytes) -> None:
+        """Tell the kernel something unasked. That it knows nothing of it is no error."""
+        try:
+            os.write(self.fd, notice)
+        except OSError as error:
+            # EINVAL: the connection was aborted.
+            if error.errno not in (errno.ENOENT, errno.EINVAL, *ENDED):
                 raise
 
     def open_backing(self, fd: int) -> int:
