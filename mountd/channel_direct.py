@@ -18,11 +18,12 @@ import trio
 from ctxfs.errors import ConfigError, CtxfsError
 from mountd import device_fuse, process
 from mountd.backings import Backings
+from mountd.beliefs import Beliefs
 from mountd.channels import ChosenChannel
 from mountd.device_fuse import FuseDevice
 from mountd.direct_requests import AT_ONCE, MAY_WAIT, Answer, Translator
 from mountd.fuseproto import negotiation, replies
-from mountd.fuseproto.constants import MINOR_MIN, PAGE_BYTES, SILENT, Opcode
+from mountd.fuseproto.constants import MINOR_EPOCH, MINOR_MIN, PAGE_BYTES, SILENT, Opcode
 from mountd.fuseproto.negotiation import Agreement
 from mountd.fuseproto.requests import (
     HEADER,
@@ -35,7 +36,7 @@ from mountd.fuseproto.requests import (
     parse_header,
 )
 from mountd.noticing import noticing
-from mountd.operations import Operations, RetryLookup
+from mountd.operations import SEALED_ATTR_S, Lifetimes, Operations, RetryLookup
 from mountd.session import RESENT, Agreed, Session
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,10 @@ HEADERS_BYTES = PAGE_BYTES  # room for what precedes the data of the largest req
 LOOKING_NS = 50_000
 STRETCH_NS = 1_000_000  # while requests keep coming, others get their turn so often
 SPARE_BUFFERS = 8
+# How long the kernel may believe what it is told. Whatever changes is taken back, so this bounds
+# only how long the memory of it is kept here.
+NAMES_S = 5.0
+ATTRIBUTES_S = 5.0
 INTERRUPT_POLL_S = 0.1  # how often a request that goes on after a signal is looked at
 
 
@@ -80,8 +85,9 @@ class DirectChannel:
         self._chosen = chosen
         self._operations = operations
         self._session = session
+        self.beliefs = Beliefs(device.notify)
         self._backings = Backings(device, session)
-        self._translator = Translator(operations, self._backings)
+        self._translator = Translator(operations, self._backings, self.beliefs)
         self._max_pages = device_fuse.max_pages()
         self._buffer_bytes = self._max_pages * PAGE_BYTES + HEADERS_BYTES
         self._buffers: list[bytearray] = []
@@ -98,10 +104,13 @@ class DirectChannel:
         if resumed is not None:
             self._resume(resumed)
         if resumed is not None or await self._agree():
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                nursery.start_soon(self._read_requests)
-                task_status.started()
+            try:
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    nursery.start_soon(self._read_requests)
+                    task_status.started()
+            finally:
+                self.beliefs.end()
         log.info("the mount was ended from outside")
         scope.cancel()
 
@@ -158,14 +167,25 @@ class DirectChannel:
     def _go_by(self, agreed: Agreed) -> None:
         self._backings.enabled = self._chosen.passthrough = agreed.passthrough
         self._buffer_bytes = agreed.max_write + HEADERS_BYTES
+        self._take_back_what_changes(names=agreed.minor >= MINOR_EPOCH)
 
     def _resume(self, agreed: Agreed) -> None:
         """Take over a mount that outlived the daemon before us."""
         self._go_by(agreed)
         files = self._operations.resume()
         self._backings.resume(files)
+        self.beliefs.resume()
         self._device.resend()
         log.info("the mount goes on, with %d open files", len(files))
+
+    def _take_back_what_changes(self, *, names: bool) -> None:
+        """Let the kernel cache attributes, and names if it can be told that they changed."""
+        catalog = self._operations.catalog
+        catalog.attributes_changed = self.beliefs.attributes_changed
+        if names:
+            catalog.name_changed = self.beliefs.name_changed
+        self._operations.lifetimes = Lifetimes(NAMES_S if names else 0.0, ATTRIBUTES_S)
+        self.beliefs.begin(max(ATTRIBUTES_S, SEALED_ATTR_S), names=names)
 
     # -- requests
 
