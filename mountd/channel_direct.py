@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 HEADERS_BYTES = PAGE_BYTES  # room for what precedes the data of the largest request
 # After an answer the next request comes within some microseconds, or is not to be waited for here.
 LOOKING_NS = 50_000
-STRETCH_NS = 1_000_000  # while requests keep coming, others get their turn so often
+STRETCH_NS = 500_000  # while requests keep coming, others get their turn so often
 SPARE_BUFFERS = 8
 # How long the kernel may believe what it is told. Whatever changes is taken back, so this bounds
 # only how long the memory of it is kept here.
@@ -216,7 +216,8 @@ class DirectChannel:
             if now_ns >= turn_ns:
                 await trio.lowlevel.checkpoint()
                 turn_ns = now_ns + STRETCH_NS
-            if not device.wait_briefly(LOOKING_NS):
+            idle = not device.has_request()
+            if idle and (_others_can_go_on() or not device.wait_briefly(LOOKING_NS)):
                 await trio.lowlevel.wait_readable(device.fd)
                 turn_ns = time.monotonic_ns() + STRETCH_NS
             length = device.read(buffer)
@@ -316,6 +317,12 @@ class DirectChannel:
                 reader.scope.cancel()
                 return
             await trio.sleep(INTERRUPT_POLL_S)
+
+
+def _others_can_go_on() -> bool:
+    """Whether tasks beside this one wait for nothing but their turn."""
+    now = trio.lowlevel.current_statistics()
+    return now.tasks_runnable > 0 or now.run_sync_soon_queue_size > 0
 
 
 @contextmanager

@@ -50,18 +50,22 @@ class FuseDevice:
         self._readable = select.poll()
         self._readable.register(fd, select.POLLIN)
 
+    def has_request(self) -> bool:
+        """Whether a request is there to be read now, or the mount ended."""
+        return bool(self._readable.poll(0))
+
     def wait_briefly(self, longest_ns: int) -> bool:
         """Look again and again for a request; whether one came, or the mount ended.
 
         Being woken takes longer than the next request of the same caller takes to come. Whoever
         else wants this processor gets it between two looks.
         """
-        poll, until_ns = self._readable.poll, time.monotonic_ns() + longest_ns
-        while not poll(0):
-            if time.monotonic_ns() >= until_ns:
-                return False
+        until_ns = time.monotonic_ns() + longest_ns
+        while time.monotonic_ns() < until_ns:
             os.sched_yield()
-        return True
+            if self._readable.poll(0):
+                return True
+        return False
 
     def read(self, buffer: bytearray) -> int | None:
         """Read one request; its length, or None if there is none now. 0: the mount has ended."""

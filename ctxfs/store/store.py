@@ -378,7 +378,7 @@ class Store:
                 raise BlockNotFound(repr(block.name))
             if self._hot.is_crowded:
                 raise TooManyOpen("too many files are open")
-            if not block.is_gone:
+            if not was_hot and not block.is_gone:
                 await self.mover.ensure_hot(block)
             try:
                 file = self._hot.acquire(block.generation)
