@@ -23,10 +23,11 @@ from mountd.channels import ChosenChannel
 from mountd.device_fuse import FuseDevice
 from mountd.direct_requests import AT_ONCE, MAY_WAIT, Answer, Translator
 from mountd.fuseproto import negotiation, replies
-from mountd.fuseproto.constants import MINOR_EPOCH, MINOR_MIN, PAGE_BYTES, SILENT, Opcode
+from mountd.fuseproto.constants import MINOR_EPOCH, MINOR_MIN, PAGE_BYTES, SILENT
 from mountd.fuseproto.negotiation import Agreement
 from mountd.fuseproto.requests import (
     HEADER,
+    Body,
     Header,
     Init,
     Interrupt,
@@ -248,37 +249,37 @@ class DirectChannel:
                 unique = HEADER.unpack_from(reader.buffer)[2]
                 self._device.answer(replies.failure(unique, errno.EIO))
             return
+        body: Body | None = None
         try:
-            answer = await self._perform(reader, header)
+            body = parse_body(header, reader.buffer)
+            self._in_hand(header)
+            at_once = AT_ONCE.get(header.opcode)
+            if at_once is not None:
+                answer = at_once(self._translator, header, body)
+            else:
+                answer = await self._perform(reader, header, body)
         except Exception as error:
-            self._refuse(header, error)
+            self._refuse(header, body, error)
             return
         if header.opcode not in SILENT:
             self._device.answer(replies.header(header.unique, len(answer)), answer)
 
-    async def _perform(self, reader: _Reader, header: Header) -> Answer:
-        body = parse_body(header, reader.buffer)
-        self._in_hand(header)
-        try:
-            at_once = AT_ONCE.get(header.opcode)
-            if at_once is not None:
-                return at_once(self._translator, header, body)
-            may_wait = MAY_WAIT.get(header.opcode)
-            if may_wait is not None:
-                return await noticing(may_wait(self._translator, header, body), reader.suspended)
-        except CtxfsError as error:
-            answer = self._translator.done_before(header, body, error)
-            if answer is None:
-                raise
-            return answer
-        if header.opcode == Opcode.INTERRUPT:
-            assert isinstance(body, Interrupt)
+    async def _perform(self, reader: _Reader, header: Header, body: Body) -> Answer:
+        may_wait = MAY_WAIT.get(header.opcode)
+        if may_wait is not None:
+            return await noticing(may_wait(self._translator, header, body), reader.suspended)
+        if isinstance(body, Interrupt):
             self._interrupt(body.unique)
             return b""
         raise UnknownOpcode(str(header.opcode))
 
-    def _refuse(self, header: Header, error: Exception) -> None:
+    def _refuse(self, header: Header, body: Body | None, error: Exception) -> None:
         """Answer with an error. Anything unexpected is a bug, and crashes."""
+        if isinstance(error, CtxfsError):
+            done = self._translator.done_before(header, body, error)
+            if done is not None:
+                self._device.answer(replies.header(header.unique, len(done)), done)
+                return
         match error:
             case CtxfsError():
                 code = error.code

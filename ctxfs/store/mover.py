@@ -90,9 +90,8 @@ class Mover:
 
     def lease_ended(self) -> None:
         """Somebody let go of bytes; who waits for room may try again."""
-        if self._changed.statistics().tasks_waiting:
-            self._changed.set()
-            self._changed = trio.Event()
+        self._changed.set()
+        self._changed = trio.Event()
 
     def release_file(self, file: HotFile) -> None:
         """Give up a lease on a hot file; if it was removed, its room may have come back."""
