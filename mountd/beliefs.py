@@ -44,7 +44,6 @@ class Beliefs:
         self._turn_ns = 0
         self._unknown_until_ns = 0
         self.names_are_told = False
-        self.taken_back = 0  # times that all names were
 
     def begin(self, attributes_s: float, *, names: bool) -> None:
         """`attributes_s`: the longest lifetime of attributes. `names`: whether any are told."""
@@ -81,7 +80,6 @@ class Beliefs:
     def take_back_names(self) -> None:
         """The kernel is to ask for each name again."""
         self._names.clear()
-        self.taken_back += 1
         self._notify(notices.names_changed())
 
     @contextmanager
