@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,6 +55,25 @@ class FuseDevice:
         self.adopted = adopted
         self.ended = False  # from outside
         os.set_blocking(fd, False)
+        self._readable = select.poll()
+        self._readable.register(fd, select.POLLIN)
+
+    def has_request(self) -> bool:
+        """Whether a request is there to be read now, or the mount ended."""
+        return bool(self._readable.poll(0))
+
+    def wait_briefly(self, longest_ns: int) -> bool:
+        """Look again and again for a request; whether one came, or the mount ended.
+
+        Being woken takes longer than the next request of the same caller takes to come. Whoever
+        else wants this processor gets it between two looks.
+        """
+        until_ns = time.monotonic_ns() + longest_ns
+        while time.monotonic_ns() < until_ns:
+            os.sched_yield()
+            if self._readable.poll(0):
+                return True
+        return False
 
     def read(self, buffer: bytearray) -> int | None:
         """Read one request; its length, or None if there is none now. 0: the mount has ended."""
@@ -73,6 +93,15 @@ class FuseDevice:
             os.writev(self.fd, pieces)
         except OSError as error:
             if error.errno not in (errno.ENOENT, *ENDED):
+                raise
+
+    def notify(self, notice: bytes) -> None:
+        """Tell the kernel something unasked. That it knows nothing of it is no error."""
+        try:
+            os.write(self.fd, notice)
+        except OSError as error:
+            # EINVAL: the connection was aborted.
+            if error.errno not in (errno.ENOENT, errno.EINVAL, *ENDED):
                 raise
 
     def open_backing(self, fd: int) -> int:
