@@ -9,6 +9,7 @@ class Counters:
 
     opens: int = 0
     opens_lent: int = 0  # of these: served by the kernel from the hot file itself
+    writers_lent: int = 0  # of these: open for writing
     hits_hot: int = 0
     hits_cold: int = 0
     misses: int = 0

@@ -127,6 +127,12 @@ class Mover:
         self._catalog.counters.no_space += 1
         raise TierFull("the hot tier is full and what is in it may not go")
 
+    def reserve_at_once(self, need_bytes: int) -> bool:
+        """Set room aside if that takes no waiting. Where it is short, more is made ahead."""
+        done = not self._turn.locked() and self._hot.try_reserve(need_bytes)
+        self._look_ahead()
+        return done
+
     @contextlib.contextmanager
     def _waits(self, generation: int | None) -> Iterator[None]:
         """A generation that waits for room gives none back itself."""
@@ -306,7 +312,7 @@ class Mover:
         assert self._cold is not None
         meta = block.meta(self._catalog.names.key_of(block), self._catalog.clock())
         with self._hot_file(block) as file:
-            async with readable_span(file) as span:
+            async with readable_span(file) as (span, _):
                 await self.put_cold(meta, span)
         if block.is_gone:
             self._cold.drop(block.generation, self._catalog.new_stamp())
@@ -543,11 +549,22 @@ async def content_digest(file: HotFile) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def readable_span(file: HotFile) -> AsyncIterator[Span]:
-    """Give the content of a file that nobody changes as memory; with holes, a copy of it."""
-    if not file.has_holes():
-        yield file.span()
+async def readable_span(
+    file: HotFile, *, copied: bool = False
+) -> AsyncIterator[tuple[Span, memoryview]]:
+    """Give a file's content as memory: whole pages, and the bytes alone.
+
+    `copied`: a copy of it, since somebody may change it. Of a file with holes it is always one.
+    """
+    if not copied and not file.has_holes():
+        yield file.span(), file.mapping().view
         return
     with Mapping(ANONYMOUS, file.size) as copy:
-        await trio.to_thread.run_sync(os.preadv, file.fd, [copy.view], 0)
-        yield copy.span(0, file.size)
+        await trio.to_thread.run_sync(_read_whole, file.fd, copy.view)
+        yield copy.span(0, copy.size), copy.view
+
+
+def _read_whole(fd: int, view: memoryview) -> None:
+    done = 0
+    while done < len(view) and (got := os.preadv(fd, [view[done:]], done)):  # at most 2 GiB each
+        done += got

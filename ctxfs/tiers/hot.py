@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxfs.core.meta import JournalEntry
+from ctxfs.device import leases
 from ctxfs.device.engine import Span
 from ctxfs.device.mapping import Mapping
 from ctxfs.errors import TierFull, TierTrouble
@@ -36,7 +37,8 @@ class HotFile:
 
     Of the open descriptions that clients have, `lent` counts those that the kernel serves from
     this file by itself, `kept` those for which it asks us. A channel that lends keeps both.
-    Invariant: one of the two is 0, since the kernel refuses a mix.
+    Invariant: one of the two is 0, since the kernel refuses a mix. `granted_bytes` is room set
+    aside for growth of which we are not asked.
     """
 
     __slots__ = (
@@ -44,6 +46,7 @@ class HotFile:
         "dense",
         "fd",
         "generation",
+        "granted_bytes",
         "kept",
         "leases",
         "lent",
@@ -62,6 +65,7 @@ class HotFile:
         self.leases = 1
         self.lent = 0
         self.kept = 0
+        self.granted_bytes = 0
         self.removed = False
         self.dense: bool | None = None  # None: not looked at since the last change
         self._mapping: Mapping | None = None
@@ -126,12 +130,13 @@ class HotTier:
         """`files_max`: how many may be open for clients. `is_alone`: the tmpfs has nothing else."""
         self.capacity_bytes = capacity_bytes
         self.huge = huge
-        self._is_alone = is_alone
+        self.is_alone = is_alone
         self.reserved_bytes = 0
         self.files_max = files_max
         self._blocks_bytes = 0
         self.beside_bytes = 0  # what else lies in the tmpfs
         self._open: dict[int, HotFile] = {}
+        self._growing: set[HotFile] = set()  # they may grow without our doing
         blocks = path / "blocks"
         blocks.mkdir(mode=0o700, exist_ok=True)
         self._dirfd = os.open(blocks, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -155,7 +160,7 @@ class HotTier:
     @property
     def orphaned_bytes(self) -> int:
         """Bytes of files that are gone for us, and that somebody still has mapped."""
-        if not self._is_alone:
+        if not self.is_alone:
             return 0
         usage = os.fstatvfs(self._dirfd)
         there = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
@@ -181,13 +186,31 @@ class HotTier:
     def try_reserve(self, need_bytes: int) -> bool:
         """Set room aside, if there is."""
         if need_bytes > self.room_bytes:
-            return False
+            for file in self._growing:  # what was written counts twice until it is looked at
+                self.settle(file)
+            if need_bytes > self.room_bytes:
+                return False
         self.reserved_bytes += need_bytes
         return True
 
     def unreserve(self, need_bytes: int) -> None:
         """Give back what was set aside, used or not."""
         self.reserved_bytes -= need_bytes
+
+    def grant(self, file: HotFile, reserved_bytes: int) -> None:
+        """Let a file grow without asking; what it takes comes off room that was reserved."""
+        file.granted_bytes += reserved_bytes
+        self._growing.add(file)
+
+    def take_grant(self, file: HotFile) -> None:
+        """Give back what is left of a file's grant."""
+        self.unreserve(file.granted_bytes)
+        file.granted_bytes = 0
+
+    def grows_no_more(self, file: HotFile) -> None:
+        """Nobody writes a file without our doing any more."""
+        self.take_grant(file)
+        self._growing.discard(file)
 
     def growth_ceiling(self, file: HotFile, offset: int, length: int) -> int:
         """Return the most physical bytes that changing this range can add."""
@@ -260,17 +283,13 @@ class HotTier:
         self._open[generation] = file
         return file
 
-    def is_lent(self, generation: int) -> bool:
-        """Whether the kernel serves somebody from this block's file without asking."""
-        file = self._open.get(generation)
-        return file is not None and file.lent > 0
-
     def release(self, file: HotFile) -> None:
         """Give up one lease; the last one closes the file."""
         file.leases -= 1
         if file.leases:
             return
         file.unmap()
+        self.grows_no_more(file)
         if self._open.get(file.generation) is file:  # else another copy was made meanwhile
             del self._open[file.generation]
         os.close(file.fd)
@@ -351,12 +370,23 @@ class HotTier:
                     raise
                 raise TierFull("the hot tier's memory is short") from error
 
-    def settle(self, file: HotFile) -> None:
-        """Learn the file's size and physical bytes from the kernel."""
+    def settle(self, file: HotFile) -> int:
+        """Learn the file's size and physical bytes from the kernel; its time of change, ns."""
         facts = os.fstat(file.fd)
         physical = facts.st_blocks * 512
-        self._blocks_bytes += physical - file.physical_bytes
+        grown = physical - file.physical_bytes
+        self._blocks_bytes += grown
+        if file.granted_bytes and grown > 0:
+            used = min(grown, file.granted_bytes)
+            file.granted_bytes -= used
+            self.reserved_bytes -= used
         file.size, file.physical_bytes, file.dense = facts.st_size, physical, None
+        return facts.st_mtime_ns
+
+    def is_written_elsewhere(self, file: HotFile) -> bool:
+        """Whether somebody may change the file without our doing. Raises TierTrouble."""
+        file.unmap()
+        return leases.is_written_elsewhere(file.fd)
 
     # -- the daemon's former life
 
