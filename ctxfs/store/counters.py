@@ -21,6 +21,7 @@ class Counters:
     written_bytes: int = 0
     promoted: int = 0
     promoted_bytes: int = 0
+    recycled: int = 0  # of the promoted: read into the memory of a block that left
     demoted: int = 0
     demoted_bytes: int = 0
     evicted: int = 0

@@ -148,13 +148,18 @@ class Mover:
             if not self._waiting[generation]:
                 del self._waiting[generation]
 
+    def _used_bytes(self) -> int:
+        """Without what goes by itself when room is short."""
+        hot = self._hot
+        return hot.used_bytes + hot.reserved_bytes - hot.spares.physical_bytes
+
     def _look_ahead(self) -> None:
-        used = self._hot.used_bytes + self._hot.reserved_bytes
+        used = self._used_bytes()
         if used > self.limits.high_ratio * self._hot.capacity_bytes:
             self._crowded.set()
 
     async def _make_room_ahead(self) -> None:
-        used = self._hot.used_bytes + self._hot.reserved_bytes
+        used = self._used_bytes()
         excess = used - int(self.limits.low_ratio * self._hot.capacity_bytes)
         victims = self._victims(excess, strict=True)
         await self._leave_hot_all(victims)
@@ -193,6 +198,7 @@ class Mover:
         async with self._turn:
             if not await self._free(1, set(), strict=False):
                 raise TierFull("the hot tier has no room for another file")
+            self._hot.spares.drop()
 
     def _may_change(self) -> bool:
         """Whether room may come back by itself: something moves, is written, or is open."""
@@ -257,7 +263,7 @@ class Mover:
         if block.state is not State.SEALED or block.opens or not block.is_hot:
             return block.is_gone
         if self._catalog.is_cold(block):
-            self._catalog.drop_hot(block)
+            self._catalog.drop_hot(block, spare=True)
             self._catalog.tell("moved", block, **{"from": "hot", "to": "cold"})
             return True
         if self._cold is not None:
@@ -306,7 +312,7 @@ class Mover:
                 self._moving.discard(block.generation)
                 self.lease_ended()
         if not keep_hot and not block.opens and block.is_hot:
-            self._catalog.drop_hot(block)
+            self._catalog.drop_hot(block, spare=True)
 
     async def _write_cold(self, block: Block) -> None:
         assert self._cold is not None
@@ -455,15 +461,8 @@ class Mover:
 
     async def _promote(self, block: Block) -> None:
         assert self._cold is not None
-        need = physical_ceiling(block.size)
-        await self.reserve(need, promoted=block.generation)
-        file: HotFile | None = None
+        file = await self._arriving_file(block)
         try:
-            file = self._hot.create(block.generation, arriving=True)
-            await self._allocate(file, block.size)
-            self._hot.settle(file)
-            self._hot.unreserve(need)
-            need = 0  # its pages are there, and count by themselves
             await self._cold.get(block.generation, file.span())
             if await content_digest(file) != block.digest:
                 raise CopyCorrupt("the cold copy does not match its digest")
@@ -473,19 +472,37 @@ class Mover:
             block.hot_bytes = file.physical_bytes
             self._catalog.hot_order.add(block)
         except BaseException as error:
-            if file is not None:
-                self._hot.settle(file)
-                self._hot.remove(block.generation, file.physical_bytes)
+            self._hot.remove(block.generation, file.physical_bytes)
             if isinstance(error, DeviceError):
                 self._copy_failed(block, error)
             raise
         finally:
-            if file is not None:
-                self.release_file(file)
-            self._hot.unreserve(need)
+            self.release_file(file)
         self._catalog.counters.promoted += 1
         self._catalog.counters.promoted_bytes += block.size
         self._catalog.tell("moved", block, **{"from": "cold", "to": "hot"})
+
+    async def _arriving_file(self, block: Block) -> HotFile:
+        """Return a file of the block's size with all its pages, to be overwritten whole."""
+        recycled = self._hot.recycle(block.generation, block.size)
+        if recycled is not None:
+            self._catalog.counters.recycled += 1
+            return recycled
+        need = physical_ceiling(block.size)
+        await self.reserve(need, promoted=block.generation)
+        try:
+            file = self._hot.create(block.generation, arriving=True)
+            try:
+                await self._allocate(file, block.size)
+            except BaseException:
+                self._hot.settle(file)
+                self._hot.remove(block.generation, file.physical_bytes)
+                self.release_file(file)
+                raise
+            self._hot.settle(file)
+            return file
+        finally:
+            self._hot.unreserve(need)  # its pages are there, and count by themselves
 
     async def _allocate(self, file: HotFile, size: int) -> None:
         if size <= ALLOCATE_INLINE_BYTES:

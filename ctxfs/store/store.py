@@ -179,6 +179,7 @@ class Store:
             await trio.sleep(1)
             self._discard_abandoned()
             self._let_go_of_old()
+            self._hot.spares.drop_if_idle()
             if self._hot.journal.wants_rewrite:
                 await self.rewrite_journal()
 

@@ -19,11 +19,13 @@ from ctxfs.device.engine import Span
 from ctxfs.device.mapping import Mapping
 from ctxfs.errors import TierFull, TierTrouble
 from ctxfs.tiers.hot_journal import HotJournal
+from ctxfs.tiers.hot_spares import Spares
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 ARRIVING = ".arriving"  # how the names of files end whose content is not there yet
 GONE = ".gone"  # of files whose block is gone, and that somebody has open
+SPARES_SHARE = 32  # at most this part of the tier is files without a block
 JOURNAL_ROOM_BYTES = 1 << 20  # kept free so that an entry always fits
 
 
@@ -141,7 +143,9 @@ class HotTier:
         blocks.mkdir(mode=0o700, exist_ok=True)
         self._dirfd = os.open(blocks, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.journal = HotJournal(path)
-        # Invariant: _blocks_bytes == sum of physical bytes of all files, unlinked open ones too.
+        self.spares = Spares(self._dirfd, capacity_bytes // SPARES_SHARE)
+        # Invariant: _blocks_bytes == sum of physical bytes of all files of blocks, unlinked open
+        # ones too.
 
     @property
     def is_crowded(self) -> bool:
@@ -154,8 +158,12 @@ class HotTier:
     def used_bytes(self) -> int:
         """Physical bytes in use, with the room that the journal needs to be rewritten in."""
         journal = self.journal.physical_bytes
-        there = self._blocks_bytes + self.beside_bytes + journal + self.orphaned_bytes
+        there = self._files_bytes + self.beside_bytes + journal + self.orphaned_bytes
         return there + max(journal, JOURNAL_ROOM_BYTES)
+
+    @property
+    def _files_bytes(self) -> int:
+        return self._blocks_bytes + self.spares.physical_bytes
 
     @property
     def orphaned_bytes(self) -> int:
@@ -164,7 +172,7 @@ class HotTier:
             return 0
         usage = os.fstatvfs(self._dirfd)
         there = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
-        counted = self._blocks_bytes + self.beside_bytes + self.journal.physical_bytes
+        counted = self._files_bytes + self.beside_bytes + self.journal.physical_bytes
         return max(0, there - counted)
 
     @property
@@ -188,6 +196,8 @@ class HotTier:
         if need_bytes > self.room_bytes:
             for file in self._growing:  # what was written counts twice until it is looked at
                 self.settle(file)
+            if need_bytes > self.room_bytes:
+                self.spares.drop()
             if need_bytes > self.room_bytes:
                 return False
         self.reserved_bytes += need_bytes
@@ -244,6 +254,22 @@ class HotTier:
         self._open[generation] = file
         return file
 
+    def recycle(self, generation: int, size: int) -> HotFile | None:
+        """Return an arriving file of that size whose pages are there, if one is to be had.
+
+        Its content is another block's, and to be overwritten whole.
+        """
+        found = self.spares.take(size)
+        if found is None:
+            return None
+        fd, spare = found
+        name = _name(generation) + ARRIVING
+        os.rename(spare.name, name, src_dir_fd=self._dirfd, dst_dir_fd=self._dirfd)
+        file = HotFile(generation, name, fd, size, spare.physical_bytes)
+        self._blocks_bytes += spare.physical_bytes
+        self._open[generation] = file
+        return file
+
     def arrived(self, file: HotFile) -> None:
         """The content of an arriving file is there and right."""
         name = _name(file.generation)
@@ -297,14 +323,17 @@ class HotTier:
             self._unlink(file.name)
             self._blocks_bytes -= file.physical_bytes
 
-    def remove(self, generation: int, physical_bytes: int) -> None:
+    def remove(self, generation: int, physical_bytes: int, *, spare_size: int = 0) -> None:
         """Take the block file away; one that is open, when the last lease ends.
 
         Until then it keeps a name, under which the next daemon finds it for those who have it open.
+        `spare_size`: how long it is, if it may be kept for a block that comes.
         """
         file = self._open.get(generation)
         if file is None:
-            self._unlink(_name(generation))
+            name = _name(generation)
+            if not spare_size or not self.spares.keep(name, spare_size, physical_bytes):
+                self._unlink(name)
             self._blocks_bytes -= physical_bytes
             return
         file.removed = True
