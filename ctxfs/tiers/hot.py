@@ -25,7 +25,7 @@ PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 ARRIVING = ".arriving"  # how the names of files end whose content is not there yet
 GONE = ".gone"  # of files whose block is gone, and that somebody has open
-SPARES_SHARE = 32  # at most this part of the tier is files without a block
+SPARES_SHARE = 16  # at most this part of the tier is files without a block
 JOURNAL_ROOM_BYTES = 1 << 20  # kept free so that an entry always fits
 
 

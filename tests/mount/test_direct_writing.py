@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ctxfs.codec.digest import DIGEST_NAME, digest
-from tests.mount.calls import WritablePages
+from tests.mount.calls import Pages, WritablePages
 from tests.mount.harness import (
     MIB,
     Actor,
@@ -286,6 +286,52 @@ def test_fsync_of_a_block_that_is_written_brings_it_to_the_cold_tier(cold: Daemo
     cold.set("k", "tier", "cold")
     assert cold.get("k", "copies") == "cold"
     assert elsewhere(path.read_bytes) == content
+
+
+def test_fsync_of_a_closed_block_does_not_wait_for_a_mapping_to_end(cold: Daemon) -> None:
+    path = cold.mount / "k"
+
+    def play() -> Iterator[Any]:
+        fd = os.open(path, BOTH)
+        os.ftruncate(fd, MIB)
+        pages = WritablePages(fd, MIB)
+        os.close(fd)
+        yield None
+        pages.store(noise(7, MIB))
+        yield None
+        pages.close()
+        yield None
+
+    with Actor(play) as writer:
+        writer.step()
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+        cold.set("k", "tier", "cold")  # carried out when it is sealed
+        writer.step()
+        assert cold.get("k", "copies") == "hot"
+        writer.step()
+    wait_until(lambda: cold.get("k", "copies") == "cold")
+    assert is_sealed_as(cold, "k", noise(7, MIB))
+
+
+def test_who_maps_a_block_that_left_keeps_its_bytes_when_others_come(start: Start) -> None:
+    daemon = start(hot="256MiB", cold="512MiB")
+    contents = {f"k{number}": noise(number, 2 * MIB) for number in range(4)}
+    for key, content in contents.items():
+        daemon.put(key, content)
+        daemon.wait_sealed(key)
+    pages = Pages(daemon.mount / "k0")
+    for _ in range(3):
+        for key in contents:
+            daemon.set(key, "tier", "cold")
+            daemon.set(key, "tier", "auto")
+            assert daemon.get(key, "copies") == "cold"
+        for key, content in contents.items():
+            assert (daemon.mount / key).read_bytes() == content
+        assert pages.content() == contents["k0"]
+    pages.close()
+    assert counter(daemon, "recycled") > 0
 
 
 def test_a_writer_that_is_killed_leaves_nothing(direct: Daemon) -> None:
