@@ -7,6 +7,7 @@ file, room for its growth is set aside ahead, and it is sealed once nobody may c
 from __future__ import annotations
 
 import enum
+import math
 import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ BUSY_S = 0.2  # since it last grew
 IDLE_S = 1.0  # then a writer's grant is for others
 SEAL_WAIT_MIN_S = 0.001
 SEAL_WAIT_MAX_S = 1.0
+SET_ID = stat.S_ISUID | stat.S_ISGID
 HELD_S = 0.02  # a mapping that lives on for so long is one that its owner goes on to use
 
 
@@ -103,9 +105,6 @@ class Lending:
         self._written: dict[int, _Written] = {}
         self._begun = trio.Event()
 
-    def __len__(self) -> int:
-        return len(self._written)
-
     # -- opens
 
     def lend(self, handle: Handle) -> int | None:
@@ -136,6 +135,20 @@ class Lending:
         """The open is over."""
         handle.file.lent -= handle.way is Way.LENT
         handle.file.kept -= handle.way is Way.KEPT
+
+    def resume(self, handle: Handle) -> None:
+        """An open that a former daemon lent is lent still."""
+        handle.way = Way.LENT
+        handle.file.lent += 1
+        if handle.writable:
+            self._may_write(handle.block, handle.file, must=True)
+
+    def watch(self, block: Block, file: HotFile) -> None:
+        """A former daemon lent this unsealed block for writing; it may be mapped without an open.
+
+        The caller has a lease on the file until the block is sealed or gone.
+        """
+        self._may_write(block, file, must=True)
 
     def _may_lend(self, handle: Handle) -> bool:
         file, block = handle.file, handle.block
@@ -175,7 +188,7 @@ class Lending:
             self._writes
             and writing is not None
             and writing.base is None  # the old content's, as long as nothing is written
-            and not block.mode & (stat.S_ISUID | stat.S_ISGID)  # which a write takes away
+            and not block.mode & SET_ID
             and not is_lock(block.name)
         )
 
@@ -210,6 +223,7 @@ class Lending:
             writing.epoch += 1
             writing.changed = True
             writing.time_given = False
+            block.mode &= ~SET_ID  # as a write takes them away
             # The kernel's clock for files is a little behind the one that publishing is told by.
             block.mtime_ns = block.ctime_ns = max(block.mtime_ns, facts[1])
         return True
@@ -281,7 +295,7 @@ class Lending:
     def _look_around(self, nursery: trio.Nursery) -> float:
         """Look at each file; until the next look, seconds."""
         now = trio.current_time()
-        latest = -trio.current_time()
+        latest = -math.inf
         for number, written in list(self._written.items()):
             if not written.file.leases:  # it was discarded
                 del self._written[number]
@@ -293,7 +307,7 @@ class Lending:
                 self._mover.lease_ended()
             latest = max(latest, written.grown_at)
         if not self._written:
-            return float("inf")
+            return math.inf
         return POLL_S if now - latest < BUSY_S else POLL_IDLE_S
 
     def _top_up(self, written: _Written, nursery: trio.Nursery) -> None:
