@@ -36,7 +36,8 @@ from ctxfs.errors import (
     TierTrouble,
 )
 from ctxfs.store.attributes import Attributes
-from ctxfs.store.store import Handle, NewOwner, Store, Way
+from ctxfs.store.lending import Way
+from ctxfs.store.store import Handle, NewOwner, Store
 from mountd import process
 from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory, Reader
 from mountd.session import OpenFile, OpenFlag, Session

@@ -136,19 +136,23 @@ class Lending:
         handle.file.lent -= handle.way is Way.LENT
         handle.file.kept -= handle.way is Way.KEPT
 
-    def resume(self, handle: Handle) -> None:
-        """An open that a former daemon lent is lent still."""
-        handle.way = Way.LENT
-        handle.file.lent += 1
-        if handle.writable:
-            self._may_write(handle.block, handle.file, must=True)
+    def resume(self, handle: Handle, way: Way) -> None:
+        """An open of the daemon's former life goes the way it went then."""
+        handle.way = way
+        handle.file.lent += way is Way.LENT
+        handle.file.kept += way is Way.KEPT
+        if way is Way.LENT and handle.block.writing is not None:
+            self.watch(handle.block, handle.file)
 
     def watch(self, block: Block, file: HotFile) -> None:
-        """A former daemon lent this unsealed block for writing; it may be mapped without an open.
-
-        The caller has a lease on the file until the block is sealed or gone.
+        """The kernel may have written this unsealed block while no daemon lived, and may still,
+        through a mapping. The caller has a lease on the file until the block is sealed or gone.
         """
-        self._may_write(block, file, must=True)
+        if block.generation not in self._written:
+            self._may_write(block, file, must=True)
+            written = self._written[block.generation]
+            written.facts = (-1, -1)
+            self._look(written)
 
     def _may_lend(self, handle: Handle) -> bool:
         file, block = handle.file, handle.block

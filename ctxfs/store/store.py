@@ -411,12 +411,11 @@ class Store:
             return None
         block.opens += 1
         handle = Handle(block, file, owner, writable=writable)
-        handle.wrote, handle.way = wrote, way
-        file.lent += way is Way.LENT
-        file.kept += way is Way.KEPT
+        handle.wrote = wrote
         if writable and block.writing is not None:
             block.writing.writers += 1
             block.writing.changed |= wrote
+        self.lending.resume(handle, way)
         return handle
 
     def settle_resumed(self) -> None:
@@ -427,7 +426,13 @@ class Store:
                 continue
             writing = node.writing
             if writing and not writing.writers and node.published and writing.refused_at is None:
-                self._nursery.start_soon(self._seal, node)
+                try:
+                    file = self._hot.acquire(node.generation)
+                except FileNotFoundError:
+                    self.mover.lost_hot(node)
+                    continue
+                self.lending.watch(node, file)
+                self._nursery.start_soon(self._seal, node, file)
 
     def goes_on(self, block: Block, owner: int, flags: int) -> bool:
         """Whether opening for writing goes on with this generation, or starts a new one.

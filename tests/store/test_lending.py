@@ -13,7 +13,7 @@ import trio.lowlevel
 
 from ctxfs.codec.digest import digest
 from ctxfs.core.block import Block, State
-from ctxfs.store.lending import GRANT_MIN_BYTES, Lending
+from ctxfs.store.lending import GRANT_MIN_BYTES, Lending, Way
 from ctxfs.store.store import Handle, NewOwner, Store
 from ctxfs.tiers.hot import HotTier
 from tests.store.world import MIB, OWNER, World, get, put, set_attribute
@@ -279,6 +279,23 @@ async def test_a_discarded_writer_leaves_neither_file_nor_grant(lone_world: Worl
         assert handle.block.is_gone
         assert (hot.used_bytes, hot.reserved_bytes) == (before, 0)
         assert not list((lone_world.path / "blocks").iterdir())
+
+
+async def test_what_was_written_while_no_daemon_lived_is_found(lone_world: World) -> None:
+    async with lending_store(lone_world) as store:
+        handle, fd = await lent(store, "k")
+        block, file = handle.block, handle.file
+        os.write(fd, b"unseen")
+        store.lending.over(block)  # nothing is known of it any more
+        successor = store.resume(block, OWNER, writable=True, wrote=True, way=Way.LENT)
+        assert successor is not None
+        assert (block.size, file.lent) == (6, 2)
+        store.release(handle)
+        os.write(fd, b" and more")
+        close(store, successor, fd)
+        await store.wait_sealed(block)
+        assert block.digest == digest(b"unseen and more")
+        assert store.catalog.hot.reserved_bytes == 0
 
 
 async def test_fsync_writes_a_copy_of_what_may_change(
