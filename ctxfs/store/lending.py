@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 GRANT_MIN_BYTES = 16 << 20  # what may be written at memory speed until somebody has looked
 GRANT_SHARE = 32  # a grant is at most this part of the tier, unless that is less than the least
 GRANTS_SHARE = 4  # all grants together
-DECAY_SHARE = 16  # by what part a block that is smaller lowers what is expected
+DECAY_SHARE = 256  # by what part a block that is smaller lowers what is expected
 POLL_S = 0.004  # how often files that grow are looked at
+POLL_LARGE_S = 0.001  # while one has used up its first grant
 POLL_IDLE_S = 0.05
 BUSY_S = 0.2  # since it last grew
 IDLE_S = 1.0  # then a writer's grant is for others
@@ -82,8 +83,10 @@ class _Bounds:
         self.most = max(GRANT_MIN_BYTES, self.capacity // GRANT_SHARE)
         self.together = self.capacity // GRANTS_SHARE
 
-    def grant(self, expected: int) -> int:
-        return max(GRANT_MIN_BYTES, min(self.most, expected + 2 * HUGE_PAGE_BYTES))
+    def grant(self, expected: int, *, written: int = 0) -> int:
+        """What to set aside. A file that has become large is taken to become twice as large."""
+        first = max(GRANT_MIN_BYTES, min(self.most, expected + 2 * HUGE_PAGE_BYTES))
+        return max(first, min(written, self.together // 2))
 
 
 class Lending:
@@ -287,9 +290,10 @@ class Lending:
 
     async def run(self) -> None:
         """Serve: look after files that grow without asking, so that room is there before them."""
+        wait_s = POLL_S
         async with trio.open_nursery() as nursery:
             while True:
-                await trio.sleep(POLL_S)
+                await trio.sleep(POLL_LARGE_S if wait_s == POLL_LARGE_S else POLL_S)
                 wait_s = self._look_around(nursery)
                 if wait_s > POLL_S:
                     self._begun = trio.Event()
@@ -300,30 +304,38 @@ class Lending:
         """Look at each file; until the next look, seconds."""
         now = trio.current_time()
         latest = -math.inf
+        is_large = False
         for number, written in list(self._written.items()):
             if not written.file.leases:  # it was discarded
                 del self._written[number]
                 continue
             if self._look(written):
-                self._top_up(written, nursery)
+                is_large |= self._top_up(written, nursery)
             elif written.file.granted_bytes and now - written.grown_at > IDLE_S:
                 self._hot.take_grant(written.file)
                 self._mover.lease_ended()
             latest = max(latest, written.grown_at)
         if not self._written:
             return math.inf
+        if is_large:
+            return POLL_LARGE_S
         return POLL_S if now - latest < BUSY_S else POLL_IDLE_S
 
-    def _top_up(self, written: _Written, nursery: trio.Nursery) -> None:
-        want = self._bounds.grant(self._forecast.expected)
+    def _top_up(self, written: _Written, nursery: trio.Nursery) -> bool:
+        """Whether a good part of the grant was used up."""
+        size = written.file.physical_bytes
+        want = self._bounds.grant(self._forecast.expected, written=size)
         need = want - written.file.granted_bytes
-        if written.asks or need < want // 2:
-            return
+        if need < want // 4:
+            return False
+        if written.asks:
+            return True
         if self._mover.reserve_at_once(need):
             self._hot.grant(written.file, need)
-            return
-        written.asks = True
-        nursery.start_soon(self._ask, written, need)
+        else:
+            written.asks = True
+            nursery.start_soon(self._ask, written, need)
+        return True
 
     async def _ask(self, written: _Written, need: int) -> None:
         """Have others make room; where there is none, the kernel says so to the writer."""
