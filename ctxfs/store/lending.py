@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,16 +19,13 @@ from ctxfs.core.key import is_lock
 from ctxfs.device import leases
 from ctxfs.errors import TierFull
 from ctxfs.store.catalog import Catalog
+from ctxfs.store.grants import Grants
 from ctxfs.store.mover import Mover
-from ctxfs.tiers.hot import HUGE_PAGE_BYTES, HotFile
+from ctxfs.tiers.hot import HotFile
 
 if TYPE_CHECKING:
     from ctxfs.store.store import Handle
 
-GRANT_MIN_BYTES = 16 << 20  # what may be written at memory speed until somebody has looked
-GRANT_SHARE = 32  # a grant is at most this part of the tier, unless that is less than the least
-GRANTS_SHARE = 4  # all grants together
-DECAY_SHARE = 256  # by what part a block that is smaller lowers what is expected
 POLL_S = 0.004  # how often files that grow are looked at
 POLL_LARGE_S = 0.001  # while one has used up its first grant
 POLL_IDLE_S = 0.05
@@ -61,34 +58,6 @@ class _Written:
     sealer: trio.Event | None = None  # who is to seal it waits for this
 
 
-@dataclass(slots=True)
-class _Forecast:
-    """How large blocks are lately, bytes: the largest, which smaller ones slowly lower."""
-
-    expected: int
-
-    def seen(self, size: int) -> None:
-        self.expected = max(size, self.expected - self.expected // DECAY_SHARE)
-
-
-@dataclass(slots=True)
-class _Bounds:
-    """Of grants in a tier, bytes."""
-
-    capacity: int
-    most: int = field(init=False)
-    together: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.most = max(GRANT_MIN_BYTES, self.capacity // GRANT_SHARE)
-        self.together = self.capacity // GRANTS_SHARE
-
-    def grant(self, expected: int, *, written: int = 0) -> int:
-        """What to set aside. A file that has become large is taken to become twice as large."""
-        first = max(GRANT_MIN_BYTES, min(self.most, expected + 2 * HUGE_PAGE_BYTES))
-        return max(first, min(written, self.together // 2))
-
-
 class Lending:
     """Which opens are lent, and what is to be known of what they do."""
 
@@ -96,15 +65,9 @@ class Lending:
         self._catalog = catalog
         self._mover = mover
         self._hot = catalog.hot
-        self._bounds = _Bounds(self._hot.capacity_bytes)
-        self._forecast = _Forecast(self._bounds.most)
-        # Nothing but the kernel's own limit holds who writes without asking; in a small tier one
-        # writer would outrun any eviction.
-        self._writes = (
-            self._hot.is_alone
-            and leases.are_enabled()
-            and self._bounds.together >= 2 * GRANT_MIN_BYTES
-        )
+        self._grants = Grants(self._hot.capacity_bytes)
+        # Nothing but the kernel's own limit holds who writes without asking.
+        self._writes = self._hot.is_alone and leases.are_enabled() and self._grants.are_safe
         self._written: dict[int, _Written] = {}
         self._begun = trio.Event()
 
@@ -176,9 +139,9 @@ class Lending:
             return True
         if not must and not self._is_fit(block):
             return False
-        want = self._bounds.grant(self._forecast.expected)
+        want = self._grants.wanted()
         granted = sum(written.file.granted_bytes for written in self._written.values())
-        may = granted + want <= self._bounds.together and self._mover.reserve_at_once(want)
+        may = granted + want <= self._grants.together_bytes and self._mover.reserve_at_once(want)
         if not may and not must:
             return False
         facts = self._facts(file)
@@ -281,7 +244,7 @@ class Lending:
 
     def over(self, block: Block) -> None:
         """The block is sealed, or gone and closed: its file changes no more, or it is no matter."""
-        self._forecast.seen(block.size)
+        self._grants.seen(block.size)
         written = self._written.pop(block.generation, None)
         if written is not None:
             self._hot.grows_no_more(written.file)
@@ -323,8 +286,7 @@ class Lending:
 
     def _top_up(self, written: _Written, nursery: trio.Nursery) -> bool:
         """Whether a good part of the grant was used up."""
-        size = written.file.physical_bytes
-        want = self._bounds.grant(self._forecast.expected, written=size)
+        want = self._grants.wanted(written.file.physical_bytes)
         need = want - written.file.granted_bytes
         if need < want // 4:
             return False
