@@ -105,10 +105,18 @@ class FuseDevice:
                 raise
 
     def open_backing(self, fd: int) -> int:
-        """Register a file for passthrough and return its id. Raises OSError."""
-        # The id comes back as the result only if the buffer may be changed.
-        buffer = bytearray(_BACKING_MAP.pack(fd, 0, 0))
-        number: int = fcntl.ioctl(self.fd, BACKING_OPEN, buffer, True)
+        """Register a file for passthrough and return its id. Raises OSError.
+
+        What is registered is a descriptor that only reads: clients' opens get their own rights all
+        the same, and the registration does not count among those who may write the file.
+        """
+        reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # The id comes back as the result only if the buffer may be changed.
+            buffer = bytearray(_BACKING_MAP.pack(reading, 0, 0))
+            number: int = fcntl.ioctl(self.fd, BACKING_OPEN, buffer, True)
+        finally:
+            os.close(reading)
         return number
 
     def close_backing(self, number: int) -> None:

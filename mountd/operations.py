@@ -37,7 +37,8 @@ from ctxfs.errors import (
     TierTrouble,
 )
 from ctxfs.store.attributes import Attributes
-from ctxfs.store.store import Handle, NewOwner, Store, Way
+from ctxfs.store.lending import Way
+from ctxfs.store.store import Handle, NewOwner, Store
 from mountd import process
 from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory, Reader
 from mountd.session import OpenFile, OpenFlag, Session
@@ -216,6 +217,7 @@ class Operations:
     def _attr(self, node: Node) -> Attr:
         if isinstance(node, Directory):
             return self._directory_attr(node)
+        self._store.refresh(node)
         physical = self._attributes.stored_bytes(node)
         sealed = node.state is State.SEALED
         return Attr(
@@ -343,6 +345,8 @@ class Operations:
         if self._control.has(inode):
             raise NotPermitted(".ctx belongs to the daemon")
         node = self._node(inode)
+        if isinstance(node, Block):
+            self._store.refresh(node)
         if change.size is not None:
             if isinstance(node, Directory):
                 raise IsDirectory(repr(node.name))
@@ -614,7 +618,7 @@ class Operations:
     def lend(self, number: int) -> int | None:
         """Return the descriptor of a file that the kernel may serve this open from by itself."""
         opened = self._opened[number]
-        fd = self._store.lend(opened.handle) if opened.handle is not None else None
+        fd = self._store.lending.lend(opened.handle) if opened.handle is not None else None
         if fd is None:
             self._note(number, opened)
         return fd
@@ -627,7 +631,7 @@ class Operations:
         """What `lend` returned could not be lent: the kernel will ask."""
         opened = self._opened[number]
         if opened.handle is not None:
-            self._store.keep(opened.handle)
+            self._store.lending.keep(opened.handle)
             self._note(number, opened)
 
     async def read(self, number: int, offset: int, length: int) -> bytes | memoryview:
@@ -655,6 +659,7 @@ class Operations:
         handle = opened.handle
         if handle is None or not handle.writable or handle.block.published:
             return
+        self._store.refresh(handle.block)
         fate = process.fate_of(handle.owner)
         if fate is process.Fate.KILLED and not opened.killed:
             opened.killed = True

@@ -72,6 +72,7 @@ class Statistics:
                 "capacity_bytes": catalog.hot.capacity_bytes,
                 "used_bytes": catalog.hot.used_bytes,
                 "reserved_bytes": catalog.hot.reserved_bytes,
+                "spare_bytes": catalog.hot.spares.physical_bytes,
                 "blocks": len(catalog.hot_order),
                 "pinned_bytes": pinned,
                 "huge_pages": catalog.hot.huge,

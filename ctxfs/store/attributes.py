@@ -78,6 +78,7 @@ class Attributes:
             value = self._directory_value(node, name)
         else:
             reader = self._read.get(name)
+            self._store.refresh(node)
             value = reader(node) if reader is not None and not node.is_gone else None
         if value is None:
             raise NoAttribute(os.fsdecode(name))
@@ -275,6 +276,8 @@ class Attributes:
         if block.writing is not None and block.writing.writers:
             return  # carried out when it is sealed
         await self._store.wait_sealed(block)
+        if block.state is not State.SEALED:
+            return  # its writer has it mapped: carried out as well when it is sealed
         if wanted is Placement.HOT:
             await self._store.promote(block)
         elif wanted is Placement.COLD:

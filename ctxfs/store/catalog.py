@@ -217,11 +217,15 @@ class Catalog:
         if not is_known:
             self.name_changed(directory.inode, name)
 
-    def drop_hot(self, block: Block) -> None:
-        """Remove the hot copy; the room comes back when nobody has it open any more."""
+    def drop_hot(self, block: Block, *, spare: bool = False) -> None:
+        """Remove the hot copy; the room comes back when nobody has it open any more.
+
+        `spare`: its memory may be kept a while for another block that is promoted.
+        """
         if block.is_hot:
             self.attributes_changed(block.generation)
-            self.hot.remove(block.generation, block.hot_bytes)
+            size = block.size if spare else 0
+            self.hot.remove(block.generation, block.hot_bytes, spare_size=size)
             block.hot_bytes = NOT_HOT
             self.hot_order.remove(block)
 

@@ -9,6 +9,7 @@ class Counters:
 
     opens: int = 0
     opens_lent: int = 0  # of these: served by the kernel from the hot file itself
+    writers_lent: int = 0  # of these: open for writing
     hits_hot: int = 0
     hits_cold: int = 0
     misses: int = 0
@@ -20,6 +21,7 @@ class Counters:
     written_bytes: int = 0
     promoted: int = 0
     promoted_bytes: int = 0
+    recycled: int = 0  # of the promoted: read into the memory of a block that left
     demoted: int = 0
     demoted_bytes: int = 0
     evicted: int = 0

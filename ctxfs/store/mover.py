@@ -127,6 +127,12 @@ class Mover:
         self._catalog.counters.no_space += 1
         raise TierFull("the hot tier is full and what is in it may not go")
 
+    def reserve_at_once(self, need_bytes: int) -> bool:
+        """Set room aside if that takes no waiting. Where it is short, more is made ahead."""
+        done = not self._turn.locked() and self._hot.try_reserve(need_bytes)
+        self._look_ahead()
+        return done
+
     @contextlib.contextmanager
     def _waits(self, generation: int | None) -> Iterator[None]:
         """A generation that waits for room gives none back itself."""
@@ -142,13 +148,18 @@ class Mover:
             if not self._waiting[generation]:
                 del self._waiting[generation]
 
+    def _used_bytes(self) -> int:
+        """Without what goes by itself when room is short."""
+        hot = self._hot
+        return hot.used_bytes + hot.reserved_bytes - hot.spares.physical_bytes
+
     def _look_ahead(self) -> None:
-        used = self._hot.used_bytes + self._hot.reserved_bytes
+        used = self._used_bytes()
         if used > self.limits.high_ratio * self._hot.capacity_bytes:
             self._crowded.set()
 
     async def _make_room_ahead(self) -> None:
-        used = self._hot.used_bytes + self._hot.reserved_bytes
+        used = self._used_bytes()
         excess = used - int(self.limits.low_ratio * self._hot.capacity_bytes)
         victims = self._victims(excess, strict=True)
         await self._leave_hot_all(victims)
@@ -187,6 +198,7 @@ class Mover:
         async with self._turn:
             if not await self._free(1, set(), strict=False):
                 raise TierFull("the hot tier has no room for another file")
+            self._hot.spares.drop()
 
     def _may_change(self) -> bool:
         """Whether room may come back by itself: something moves, is written, or is open."""
@@ -251,7 +263,7 @@ class Mover:
         if block.state is not State.SEALED or block.opens or not block.is_hot:
             return block.is_gone
         if self._catalog.is_cold(block):
-            self._catalog.drop_hot(block)
+            self._catalog.drop_hot(block, spare=True)
             self._catalog.tell("moved", block, **{"from": "hot", "to": "cold"})
             return True
         if self._cold is not None:
@@ -300,13 +312,13 @@ class Mover:
                 self._moving.discard(block.generation)
                 self.lease_ended()
         if not keep_hot and not block.opens and block.is_hot:
-            self._catalog.drop_hot(block)
+            self._catalog.drop_hot(block, spare=True)
 
     async def _write_cold(self, block: Block) -> None:
         assert self._cold is not None
         meta = block.meta(self._catalog.names.key_of(block), self._catalog.clock())
         with self._hot_file(block) as file:
-            async with readable_span(file) as span:
+            async with readable_span(file) as (span, _):
                 await self.put_cold(meta, span)
         if block.is_gone:
             self._cold.drop(block.generation, self._catalog.new_stamp())
@@ -450,15 +462,8 @@ class Mover:
 
     async def _promote(self, block: Block) -> None:
         assert self._cold is not None
-        need = physical_ceiling(block.size)
-        await self.reserve(need, promoted=block.generation)
-        file: HotFile | None = None
+        file = await self._arriving_file(block)
         try:
-            file = self._hot.create(block.generation, arriving=True)
-            await self._allocate(file, block.size)
-            self._hot.settle(file)
-            self._hot.unreserve(need)
-            need = 0  # its pages are there, and count by themselves
             await self._cold.get(block.generation, file.span())
             if await content_digest(file) != block.digest:
                 raise CopyCorrupt("the cold copy does not match its digest")
@@ -469,19 +474,37 @@ class Mover:
             self._catalog.hot_order.add(block)
             self._catalog.attributes_changed(block.generation)
         except BaseException as error:
-            if file is not None:
-                self._hot.settle(file)
-                self._hot.remove(block.generation, file.physical_bytes)
+            self._hot.remove(block.generation, file.physical_bytes)
             if isinstance(error, DeviceError):
                 self._copy_failed(block, error)
             raise
         finally:
-            if file is not None:
-                self.release_file(file)
-            self._hot.unreserve(need)
+            self.release_file(file)
         self._catalog.counters.promoted += 1
         self._catalog.counters.promoted_bytes += block.size
         self._catalog.tell("moved", block, **{"from": "cold", "to": "hot"})
+
+    async def _arriving_file(self, block: Block) -> HotFile:
+        """Return a file of the block's size with all its pages, to be overwritten whole."""
+        recycled = self._hot.recycle(block.generation, block.size)
+        if recycled is not None:
+            self._catalog.counters.recycled += 1
+            return recycled
+        need = physical_ceiling(block.size)
+        await self.reserve(need, promoted=block.generation)
+        try:
+            file = self._hot.create(block.generation, arriving=True)
+            try:
+                await self._allocate(file, block.size)
+            except BaseException:
+                self._hot.settle(file)
+                self._hot.remove(block.generation, file.physical_bytes)
+                self.release_file(file)
+                raise
+            self._hot.settle(file)
+            return file
+        finally:
+            self._hot.unreserve(need)  # its pages are there, and count by themselves
 
     async def _allocate(self, file: HotFile, size: int) -> None:
         if size <= ALLOCATE_INLINE_BYTES:
@@ -545,11 +568,22 @@ async def content_digest(file: HotFile) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def readable_span(file: HotFile) -> AsyncIterator[Span]:
-    """Give the content of a file that nobody changes as memory; with holes, a copy of it."""
-    if not file.has_holes():
-        yield file.span()
+async def readable_span(
+    file: HotFile, *, copied: bool = False
+) -> AsyncIterator[tuple[Span, memoryview]]:
+    """Give a file's content as memory: whole pages, and the bytes alone.
+
+    `copied`: a copy of it, since somebody may change it. Of a file with holes it is always one.
+    """
+    if not copied and not file.has_holes():
+        yield file.span(), file.mapping().view
         return
     with Mapping(ANONYMOUS, file.size) as copy:
-        await trio.to_thread.run_sync(os.preadv, file.fd, [copy.view], 0)
-        yield copy.span(0, file.size)
+        await trio.to_thread.run_sync(_read_whole, file.fd, copy.view)
+        yield copy.span(0, copy.size), copy.view
+
+
+def _read_whole(fd: int, view: memoryview) -> None:
+    done = 0
+    while done < len(view) and (got := os.preadv(fd, [view[done:]], done)):  # at most 2 GiB each
+        done += got

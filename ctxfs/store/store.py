@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import os
 import stat
@@ -12,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from ctxfs.codec.digest import EMPTY
+from ctxfs.codec.digest import EMPTY, digest
 from ctxfs.core.block import Block, Directory, Extras, Node, State, Writing
 from ctxfs.core.key import check_name, is_lock
-from ctxfs.core.meta import Placement
+from ctxfs.core.meta import BlockMeta, Placement
 from ctxfs.errors import (
     BlockExists,
     BlockNotFound,
@@ -29,6 +28,7 @@ from ctxfs.errors import (
     TooManyOpen,
 )
 from ctxfs.store.catalog import Catalog
+from ctxfs.store.lending import Lending, Way
 from ctxfs.store.mover import Mover, content_digest, readable_span
 from ctxfs.tiers.hot import HotFile
 
@@ -51,14 +51,6 @@ class NewOwner:
     mode: int
 
 
-class Way(enum.Enum):
-    """How a client's reads come to the bytes, where the kernel can be lent the file."""
-
-    UNSAID = enum.auto()  # a channel that never lends, or one of our own
-    KEPT = enum.auto()  # the kernel asks, and caches what it is told
-    LENT = enum.auto()  # the kernel reads the hot file itself
-
-
 class Handle:
     """One open description. Holds a lease on the block's bytes until `Store.release`."""
 
@@ -79,6 +71,7 @@ class Store:
     def __init__(self, catalog: Catalog, mover: Mover, *, block_bytes_max: int) -> None:
         self.catalog = catalog
         self.mover = mover
+        self.lending = Lending(catalog, mover)
         self._hot = catalog.hot
         self._cold = catalog.cold
         self.block_bytes_max = block_bytes_max
@@ -141,6 +134,7 @@ class Store:
             self._nursery = nursery
             nursery.start_soon(self._run_expiry)
             nursery.start_soon(self._run_upkeep)
+            nursery.start_soon(self.lending.run)
             task_status.started()
             await trio.sleep_forever()
 
@@ -185,6 +179,7 @@ class Store:
             await trio.sleep(1)
             self._discard_abandoned()
             self._let_go_of_old()
+            self._hot.spares.drop_if_idle()
             if self._hot.journal.wants_rewrite:
                 await self.rewrite_journal()
 
@@ -349,6 +344,7 @@ class Store:
     async def _copy(self, base: Block, block: Block, file: HotFile) -> None:
         handle = await self.open_for_read(base, owner=-1)
         try:
+            self.refresh(base)
             self._hot.truncate(file, handle.file.size)
             done = 0
             while done < handle.file.size:
@@ -421,12 +417,11 @@ class Store:
             return None
         block.opens += 1
         handle = Handle(block, file, owner, writable=writable)
-        handle.wrote, handle.way = wrote, way
-        file.lent += way is Way.LENT
-        file.kept += way is Way.KEPT
+        handle.wrote = wrote
         if writable and block.writing is not None:
             block.writing.writers += 1
             block.writing.changed |= wrote
+        self.lending.resume(handle, way)
         return handle
 
     def settle_resumed(self) -> None:
@@ -437,14 +432,19 @@ class Store:
                 continue
             writing = node.writing
             if writing and not writing.writers and node.published and writing.refused_at is None:
-                self._nursery.start_soon(self._seal, node)
+                try:
+                    file = self._hot.acquire(node.generation)
+                except FileNotFoundError:
+                    self.mover.lost_hot(node)
+                    continue
+                self.lending.watch(node, file)
+                self._nursery.start_soon(self._seal, node, file)
 
     def goes_on(self, block: Block, owner: int, flags: int) -> bool:
         """Whether opening for writing goes on with this generation, or starts a new one.
 
         It goes on while its own process has it open for writing, or nobody else could see it, or
         nobody else opened it since it was published. A lock file is one and the same to all.
-        While the kernel has been lent its file, it takes no other kind of open.
         """
         if block.is_gone:
             return False  # overwritten since its name was looked up; its last close is on its way
@@ -462,8 +462,6 @@ class Store:
             return False
         if self.catalog.is_cold(block) or self.mover.is_moving(block):
             return False
-        if self._hot.is_lent(block.generation):
-            return False
         return is_shared or self.catalog.fresh.get(block.generation) == owner
 
     async def open_for_write(self, block: Block, owner: int, flags: int) -> Handle:
@@ -478,6 +476,7 @@ class Store:
         handle = await self._open_writing(block, owner)
         if flags & os.O_TRUNC:
             handle.wrote = True  # if nothing follows, the block is to be empty
+            self.refresh(block)
             if block.size:
                 await self.truncate(handle.block, 0, handle)
         return handle
@@ -489,35 +488,17 @@ class Store:
         block.writing.writers += 1
         return Handle(block, file, owner, writable=True)
 
-    # -- lending hot files to the kernel
-
-    def lend(self, handle: Handle) -> int | None:
-        """Return the descriptor of the hot file if the kernel may serve this open by itself.
-
-        Only of a block that is sealed and has no holes (a mapping would fill them with memory that
-        nobody reserved), and only while no other open of it goes through us. A lock file is not
-        lent: others must be able to open it for writing. To be called once for each open of a
-        client, by a channel that can lend.
-        """
-        file, block = handle.file, handle.block
-        may = block.state is State.SEALED and not is_lock(block.name)
-        if file.lent or (may and not file.kept and not file.has_holes()):
-            handle.way = Way.LENT
-            file.lent += 1
-            self.catalog.counters.opens_lent += 1
-            return file.fd
-        self.keep(handle)
-        return None
-
-    def keep(self, handle: Handle) -> None:
-        """The kernel asks us for this open; also after a file could not be lent after all."""
-        if handle.way is Way.LENT:
-            self.catalog.counters.opens_lent -= 1
-            handle.file.lent -= 1
-        handle.way = Way.KEPT
-        handle.file.kept += 1
-
     # -- bytes
+
+    def refresh(self, block: Block) -> None:
+        """Bring size, time and physical bytes up to date, where the kernel writes by itself.
+
+        A block that grew too large that way is not published nor sealed, unless it is shortened.
+        """
+        if block.writing is None or not self.lending.look(block):
+            return
+        if block.size > self.block_bytes_max and block.writing.refused_at is None:
+            block.writing.refused_at = self.block_bytes_max
 
     def read(self, handle: Handle, offset: int, length: int) -> bytes | memoryview:
         """Return up to `length` bytes; a view of the hot file where it cannot change."""
@@ -552,6 +533,7 @@ class Store:
 
     async def _write_in_room(self, handle: Handle, offset: int, data: bytes | memoryview) -> int:
         block, file = handle.block, handle.file
+        self.refresh(block)
         if offset + len(data) > self.block_bytes_max:
             raise TierFull(f"a block has at most {self.block_bytes_max} bytes")
         need = self._hot.growth_ceiling(file, offset, len(data))
@@ -587,6 +569,7 @@ class Store:
         block.size = file.size
         if block.is_hot:
             block.hot_bytes = file.physical_bytes
+        self.lending.changed_by_us(block)
         now = self.catalog.clock()
         block.mtime_ns = block.ctime_ns = now.wall_ns
         if block.writing is not None:
@@ -602,6 +585,7 @@ class Store:
             raise NotPermitted("the block is sealed")
         file = handle.file if handle is not None else self._hot.acquire(block.generation)
         try:
+            self.refresh(block)
             if size != file.size:
                 self._hot.truncate(file, size)
                 self.mover.lease_ended()
@@ -639,6 +623,7 @@ class Store:
         False where the name is somebody else's by now, and stays so.
         """
         block = handle.block
+        self.refresh(block)
         writing = block.writing
         if not handle.writable or writing is None or block.published or block.is_gone:
             return True
@@ -664,14 +649,14 @@ class Store:
         """The open description is gone: give up the lease; seal after the last writer."""
         block = handle.block
         block.opens -= 1
-        handle.file.lent -= handle.way is Way.LENT
-        handle.file.kept -= handle.way is Way.KEPT
-        self.mover.release_file(handle.file)
+        self.refresh(block)
+        self.lending.ended(handle)
         writing = block.writing
         if handle.writable and writing is not None:
             writing.writers -= 1
             if not writing.writers:
-                self._last_writer_gone(block, writing)
+                self._last_writer_gone(block, writing, handle.file)
+        self.mover.release_file(handle.file)
         self.catalog.forget_if_unused(block)
         if not block.opens:
             self._let_go(block)
@@ -686,12 +671,14 @@ class Store:
         ):
             self.catalog.drop_hot(block)
 
-    def _last_writer_gone(self, block: Block, writing: Writing) -> None:
+    def _last_writer_gone(self, block: Block, writing: Writing, file: HotFile) -> None:
         if block.is_gone:
             return
         if block.published and writing.refused_at is None:
             assert self._nursery is not None
-            self._nursery.start_soon(self._seal, block)
+            if not self.lending.wake_sealer(block):
+                file.leases += 1
+                self._nursery.start_soon(self._seal, block, file)
             return
         base = writing.base
         if base is not None and not writing.changed and writing.refused_at is None:
@@ -712,39 +699,37 @@ class Store:
         if base.state is State.SEALED:
             self.catalog.record(base)
 
-    async def _seal(self, block: Block) -> None:
-        """Compute the digest; from there on the block is immutable."""
-        while True:
-            try:
-                await self._seal_now(block)
-                return
-            except TierTrouble as error:  # too many open files, say: that passes
-                log.warning("%r is sealed later: %s", block.name, error)
-                await trio.sleep(SEAL_AGAIN_S)
-
-    async def _seal_now(self, block: Block) -> None:
-        try:
-            file = self._hot.acquire(block.generation)
-        except FileNotFoundError:
-            if not block.is_gone:  # overwritten or unlinked since it was closed
-                self.mover.lost_hot(block)
-            return
+    async def _seal(self, block: Block, file: HotFile) -> None:
+        """Compute the digest; from there on the block is immutable. Ends a lease on its file."""
         try:
             while True:
-                await self.thawed(block)
-                writing = block.writing
-                if block.state is not State.WRITING or writing is None or writing.writers:
-                    return  # gone, sealed by another, or opened again: its last close comes here
-                epoch = writing.epoch
-                result = await self._frozen_digest(block, file)
-                if block.writing is writing and writing.epoch == epoch and not writing.writers:
-                    break
-            if block.is_gone:
-                return
-            block.size, block.hot_bytes = file.size, file.physical_bytes
-            self.catalog.sealed(block, result)
+                try:
+                    await self._seal_now(block, file)
+                    return
+                except TierTrouble as error:  # too many open files, say: that passes
+                    log.warning("%r is sealed later: %s", block.name, error)
+                    await trio.sleep(SEAL_AGAIN_S)
         finally:
             self.mover.release_file(file)
+
+    async def _seal_now(self, block: Block, file: HotFile) -> None:
+        while True:
+            await self.thawed(block)
+            writing = block.writing
+            if block.state is not State.WRITING or writing is None or writing.writers:
+                return  # gone, sealed by another, or opened again: its last close comes here
+            if self.lending.may_change(block):  # through a mapping that outlives its close
+                await self.lending.pause(block)
+                continue
+            epoch = writing.epoch
+            result = await self._frozen_digest(block, file)
+            if block.writing is writing and writing.epoch == epoch and not writing.writers:
+                break
+        if block.is_gone:
+            return
+        block.size, block.hot_bytes = file.size, file.physical_bytes
+        self.lending.over(block)
+        self.catalog.sealed(block, result)
         self.catalog.set_expiry(block, block.expires_ns)
         await self._place(block)
         self.mover.lease_ended()
@@ -765,8 +750,13 @@ class Store:
                 log.warning("cannot move %r to the cold tier: %s", block.name, error)
 
     async def wait_sealed(self, block: Block) -> None:
-        """Return once nobody writes the block and its digest is known."""
+        """Return once nobody writes the block and its digest is known.
+
+        Also, with the block unsealed, where its writer has closed it and goes on to have it mapped.
+        """
         while block.state is State.WRITING and block.writing and not block.writing.writers:
+            if self.lending.is_held(block):
+                return
             await self.thawed(block)
             await trio.lowlevel.checkpoint()
         if block.is_gone:
@@ -809,31 +799,37 @@ class Store:
         file = self._hot.acquire(block.generation)
         try:
             for _ in range(SYNC_TRIES):
+                is_lent = self.lending.look(block)  # then it may change at any time, unseen
                 epoch = writing.epoch
-                if writing.durable_epoch == epoch:
+                if writing.durable_epoch == epoch and not is_lent:
                     return
                 await self.thawed(block)
-                content = await self._frozen_digest(block, file)
-                now = self.catalog.clock()
-                shadow = replace(
-                    block.meta(self.catalog.names.key_of(block), now),
-                    generation=self.catalog.new_generation(),
-                    stamp=self.catalog.new_stamp(),
-                    digest=content,
-                    size=file.size,
-                )
-                with self._freeze(block):
-                    async with readable_span(file) as span:
-                        await self.mover.put_cold(shadow, span)
+                shadow = await self._put_shadow(block, file, is_lent=is_lent)
                 if block.state is not State.WRITING or block.writing is not writing:
                     self._cold.drop(shadow.generation, self.catalog.new_stamp())
                     return
                 writing.durable_epoch = epoch
                 self.catalog.set_shadow(block, shadow)
-                if writing.epoch == epoch:
+                if is_lent or writing.epoch == epoch:
                     return
         finally:
             self.mover.release_file(file)
+
+    async def _put_shadow(self, block: Block, file: HotFile, *, is_lent: bool) -> BlockMeta:
+        """Write the content to the cold tier under a generation of its own."""
+        size = file.size
+        with self._freeze(block):
+            async with readable_span(file, copied=is_lent) as (span, view):
+                content = await trio.to_thread.run_sync(digest, view)
+                shadow = replace(
+                    block.meta(self.catalog.names.key_of(block), self.catalog.clock()),
+                    generation=self.catalog.new_generation(),
+                    stamp=self.catalog.new_stamp(),
+                    digest=content,
+                    size=size,
+                )
+                await self.mover.put_cold(shadow, span)
+        return shadow
 
     # -- names change
 
@@ -844,6 +840,7 @@ class Store:
         old = self.catalog.names.find(directory, name)
         if old is not None and not replace:
             raise BlockExists(repr(name))
+        self.refresh(source)
         if source.writing is not None and source.writing.refused_at is not None:
             raise TierFull("a write to this block had no room")
         if old is not source:

@@ -15,15 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxfs.core.meta import JournalEntry
+from ctxfs.device import leases
 from ctxfs.device.engine import Span
 from ctxfs.device.mapping import Mapping
 from ctxfs.errors import TierFull, TierTrouble
 from ctxfs.tiers.hot_journal import HotJournal
+from ctxfs.tiers.hot_spares import Spares
 
 PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 ARRIVING = ".arriving"  # how the names of files end whose content is not there yet
 GONE = ".gone"  # of files whose block is gone, and that somebody has open
+SPARES_SHARE = 16  # at most this part of the tier is files without a block
 JOURNAL_ROOM_BYTES = 1 << 20  # kept free so that an entry always fits
 UNUSED_MAX = 256  # files that stay open after their last lease, for the next one
 
@@ -38,7 +41,8 @@ class HotFile:
 
     Of the open descriptions that clients have, `lent` counts those that the kernel serves from
     this file by itself, `kept` those for which it asks us. A channel that lends keeps both.
-    Invariant: one of the two is 0, since the kernel refuses a mix.
+    Invariant: one of the two is 0, since the kernel refuses a mix. `granted_bytes` is room set
+    aside for growth of which we are not asked.
     """
 
     __slots__ = (
@@ -46,6 +50,7 @@ class HotFile:
         "dense",
         "fd",
         "generation",
+        "granted_bytes",
         "kept",
         "leases",
         "lent",
@@ -64,6 +69,7 @@ class HotFile:
         self.leases = 1
         self.lent = 0
         self.kept = 0
+        self.granted_bytes = 0
         self.removed = False
         self.dense: bool | None = None  # None: not looked at since the last change
         self._mapping: Mapping | None = None
@@ -128,7 +134,7 @@ class HotTier:
         """`files_max`: how many may be open for clients. `is_alone`: the tmpfs has nothing else."""
         self.capacity_bytes = capacity_bytes
         self.huge = huge
-        self._is_alone = is_alone
+        self.is_alone = is_alone
         self.reserved_bytes = 0
         self.files_max = files_max
         self._blocks_bytes = 0
@@ -137,11 +143,14 @@ class HotTier:
         # Of those, files without a lease, the longest unused first. None of them is removed.
         self._unused: OrderedDict[int, HotFile] = OrderedDict()
         self._unused_max = min(UNUSED_MAX, files_max // 8)
+        self._growing: set[HotFile] = set()  # they may grow without our doing
         blocks = path / "blocks"
         blocks.mkdir(mode=0o700, exist_ok=True)
         self._dirfd = os.open(blocks, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.journal = HotJournal(path)
-        # Invariant: _blocks_bytes == sum of physical bytes of all files, unlinked open ones too.
+        self.spares = Spares(self._dirfd, capacity_bytes // SPARES_SHARE)
+        # Invariant: _blocks_bytes == sum of physical bytes of all files of blocks, unlinked open
+        # ones too.
 
     @property
     def is_crowded(self) -> bool:
@@ -154,17 +163,21 @@ class HotTier:
     def used_bytes(self) -> int:
         """Physical bytes in use, with the room that the journal needs to be rewritten in."""
         journal = self.journal.physical_bytes
-        there = self._blocks_bytes + self.beside_bytes + journal + self.orphaned_bytes
+        there = self._files_bytes + self.beside_bytes + journal + self.orphaned_bytes
         return there + max(journal, JOURNAL_ROOM_BYTES)
+
+    @property
+    def _files_bytes(self) -> int:
+        return self._blocks_bytes + self.spares.physical_bytes
 
     @property
     def orphaned_bytes(self) -> int:
         """Bytes of files that are gone for us, and that somebody still has mapped."""
-        if not self._is_alone:
+        if not self.is_alone:
             return 0
         usage = os.fstatvfs(self._dirfd)
         there = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
-        counted = self._blocks_bytes + self.beside_bytes + self.journal.physical_bytes
+        counted = self._files_bytes + self.beside_bytes + self.journal.physical_bytes
         return max(0, there - counted)
 
     @property
@@ -186,13 +199,33 @@ class HotTier:
     def try_reserve(self, need_bytes: int) -> bool:
         """Set room aside, if there is."""
         if need_bytes > self.room_bytes:
-            return False
+            for file in self._growing:  # what was written counts twice until it is looked at
+                self.settle(file)
+            if need_bytes > self.room_bytes:
+                self.spares.drop()
+            if need_bytes > self.room_bytes:
+                return False
         self.reserved_bytes += need_bytes
         return True
 
     def unreserve(self, need_bytes: int) -> None:
         """Give back what was set aside, used or not."""
         self.reserved_bytes -= need_bytes
+
+    def grant(self, file: HotFile, reserved_bytes: int) -> None:
+        """Let a file grow without asking; what it takes comes off room that was reserved."""
+        file.granted_bytes += reserved_bytes
+        self._growing.add(file)
+
+    def take_grant(self, file: HotFile) -> None:
+        """Give back what is left of a file's grant."""
+        self.unreserve(file.granted_bytes)
+        file.granted_bytes = 0
+
+    def grows_no_more(self, file: HotFile) -> None:
+        """Nobody writes a file without our doing any more."""
+        self.take_grant(file)
+        self._growing.discard(file)
 
     def growth_ceiling(self, file: HotFile, offset: int, length: int) -> int:
         """Return the most physical bytes that changing this range can add."""
@@ -223,6 +256,22 @@ class HotTier:
                 raise TierFull("the hot tier has no room for another file") from error
             raise TierTrouble(f"a hot file cannot be made: {error.strerror}") from error
         file = HotFile(generation, name, fd, 0, 0)
+        self._open[generation] = file
+        return file
+
+    def recycle(self, generation: int, size: int) -> HotFile | None:
+        """Return an arriving file of that size whose pages are there, if one is to be had.
+
+        Its content is another block's, and to be overwritten whole.
+        """
+        found = self.spares.take(size)
+        if found is None:
+            return None
+        fd, spare = found
+        name = _name(generation) + ARRIVING
+        os.rename(spare.name, name, src_dir_fd=self._dirfd, dst_dir_fd=self._dirfd)
+        file = HotFile(generation, name, fd, size, spare.physical_bytes)
+        self._blocks_bytes += spare.physical_bytes
         self._open[generation] = file
         return file
 
@@ -270,17 +319,13 @@ class HotTier:
         self._open[generation] = file
         return file
 
-    def is_lent(self, generation: int) -> bool:
-        """Whether the kernel serves somebody from this block's file without asking."""
-        file = self._open.get(generation)
-        return file is not None and file.lent > 0
-
     def release(self, file: HotFile) -> None:
         """Give up one lease; some time after the last one, the file is closed."""
         file.leases -= 1
         if file.leases:
             return
         file.unmap()
+        self.grows_no_more(file)
         if file.removed or self._open.get(file.generation) is not file:
             self._close(file)
             return
@@ -296,17 +341,20 @@ class HotTier:
             self._unlink(file.name)
             self._blocks_bytes -= file.physical_bytes
 
-    def remove(self, generation: int, physical_bytes: int) -> None:
+    def remove(self, generation: int, physical_bytes: int, *, spare_size: int = 0) -> None:
         """Take the block file away; one that is open, when the last lease ends.
 
         Until then it keeps a name, under which the next daemon finds it for those who have it open.
+        `spare_size`: how long it is, if it may be kept for a block that comes.
         """
         file = self._open.get(generation)
         if file is not None and not file.leases:
             self._close(self._unused.pop(generation))
             file = None
         if file is None:
-            self._unlink(_name(generation))
+            name = _name(generation)
+            if not spare_size or not self.spares.keep(name, spare_size, physical_bytes):
+                self._unlink(name)
             self._blocks_bytes -= physical_bytes
             return
         file.removed = True
@@ -372,12 +420,23 @@ class HotTier:
                     raise
                 raise TierFull("the hot tier's memory is short") from error
 
-    def settle(self, file: HotFile) -> None:
-        """Learn the file's size and physical bytes from the kernel."""
+    def settle(self, file: HotFile) -> int:
+        """Learn the file's size and physical bytes from the kernel; its time of change, ns."""
         facts = os.fstat(file.fd)
         physical = facts.st_blocks * 512
-        self._blocks_bytes += physical - file.physical_bytes
+        grown = physical - file.physical_bytes
+        self._blocks_bytes += grown
+        if file.granted_bytes and grown > 0:
+            used = min(grown, file.granted_bytes)
+            file.granted_bytes -= used
+            self.reserved_bytes -= used
         file.size, file.physical_bytes, file.dense = facts.st_size, physical, None
+        return facts.st_mtime_ns
+
+    def is_written_elsewhere(self, file: HotFile) -> bool:
+        """Whether somebody may change the file without our doing. Raises TierTrouble."""
+        file.unmap()
+        return leases.is_written_elsewhere(file.fd)
 
     # -- the daemon's former life
 

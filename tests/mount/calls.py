@@ -19,6 +19,7 @@ MAP_POPULATE = 0x8000
 MAP_SHARED = 1
 MAP_FAILED = (1 << 64) - 1
 PROT_READ = 1
+PROT_WRITE = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -90,6 +91,21 @@ class Pages:
     def close(self) -> None:
         """Unmap."""
         _check(_libc.munmap(self._address, self._length))
+
+
+class WritablePages(Pages):
+    """The same for writing; outlives the descriptor that it is made of."""
+
+    def __init__(self, fd: int, length: int) -> None:
+        address = _libc.mmap(None, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+        if address == MAP_FAILED:
+            _check(-1)
+        self._address, self._length = address, length
+
+    def store(self, content: bytes) -> None:
+        """Change the first bytes."""
+        assert len(content) <= self._length
+        ctypes.memmove(self._address, content, len(content))
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:

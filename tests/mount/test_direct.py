@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ctxfs.codec.digest import DIGEST_NAME, digest
 from mountd import channels
 from tests.mount.calls import Pages
 from tests.mount.harness import MIB, Actor, Daemon, elsewhere, noise, wait_until
@@ -114,14 +115,16 @@ def test_a_block_that_was_open_before_it_was_sealed_stays_cached_until_that_is_c
 
 
 @needs_passthrough
-def test_its_writer_may_write_anew_while_it_has_it_open_for_reading(direct: Daemon) -> None:
+def test_its_writer_may_go_on_writing_while_it_has_it_open_for_reading(direct: Daemon) -> None:
     path = sealed(direct, "k", b"old bytes")
     with open(path, "rb") as reader:
         with open(path, "r+b") as writer:
             writer.write(b"new")
         assert path.read_bytes() == b"new bytes"
         assert elsewhere(path.read_bytes) == b"new bytes"
-        assert reader.read() == b"old bytes"
+        assert reader.read() == b"new bytes"
+    direct.wait_sealed("k")
+    assert direct.get("k", "digest") == f"{DIGEST_NAME}:{digest(b'new bytes').hex()}"
 
 
 @needs_passthrough
