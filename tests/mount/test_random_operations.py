@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.calls import Mapping
-from tests.mount.harness import Daemon
+from tests.mount.harness import Daemon, wait_until
 
 SECONDS = float(os.environ.get("CTXFS_STRESS_SECONDS", "3"))
 SEED = os.environ.get("CTXFS_STRESS_SEED")
@@ -106,7 +106,7 @@ def _look(asked: Connection) -> None:
         path, what = question
         try:
             if what == "stat":
-                asked.send((os.stat(path).st_ino, b""))
+                asked.send((path.stat().st_ino, b""))
                 continue
             with open(path, "rb") as file:
                 asked.send((os.fstat(file.fileno()).st_ino, file.read()))
@@ -200,7 +200,7 @@ class History:
                 del self._content(inode)[:]
             return inode
         assert writes, f"reading found {inode}, not one of {known}"
-        assert inode not in self._model.contents, "a generation came back under another name"
+        assert inode not in self._model.contents, "a generation came back"
         old = self._content(known[0]) if known and not truncates else b""
         self._model.contents[inode] = bytearray(old)
         self._model.private[name] = inode
@@ -314,6 +314,7 @@ class History:
         one = self._mapped.pop(self._dice.randrange(len(self._mapped)))
         self._note("munmap", f"of fd{one.by.fd}, {one.inode}")
         one.pages.close()
+        self._wait_dropped(one.inode)
         return one.inode
 
     def _sync(self) -> int | None:
@@ -336,15 +337,28 @@ class History:
             assert seen == one.inode or not one.wrote, f"{seen} is seen after close"
             if seen == one.inode:
                 self._model.publish(name, one.inode)
+        self._wait_dropped(one.inode)
         if self._dice.random() < 0.4:
             self._check_names()
         return one.inode
 
+    def _wait_dropped(self, inode: int) -> None:
+        """What was opened and not written leaves its name when nobody has it any more.
+
+        The kernel tells the daemon so after `close` has returned.
+        """
+        name = self._model.name_of_private(inode)
+        if name is None or inode in self._used():
+            return
+        del self._model.private[name]
+        old = self._model.public.get(name)
+        wait_until(lambda: _inode_or_none(self._place / name) == old)
+        assert self._others.inode(self._place / name) == old
+
     def _rename(self) -> int | None:
         old, new = self._dice.sample(NAMES, 2)
         known = self._model.may_find(old)
-        # One that is not published, and not open any more, is just being dropped.
-        if not known or not self._is_held(known[0]):
+        if not known:
             return None
         self._note("rename", old, new)
         os.rename(self._place / old, self._place / new)
@@ -355,16 +369,13 @@ class History:
         self._model.public[new] = known[0]
         return known[0]
 
-    def _is_held(self, inode: int) -> bool:
-        return inode in self._model.public.values() or inode in self._used()
-
     def _used(self) -> set[int]:
         return {each.inode for each in self._opened} | {each.inode for each in self._mapped}
 
     def _unlink(self) -> int | None:
         name = self._dice.choice(NAMES)
         known = self._model.may_find(name)
-        if not known or not self._is_held(known[0]) or self._dice.random() < 0.5:
+        if not known or self._dice.random() < 0.5:
             return None
         self._note("unlink", name)
         os.unlink(self._place / name)
@@ -390,7 +401,8 @@ class History:
         expected = bytes(self._content(inode))
         for each in self._opened:
             if each.inode == inode:
-                assert os.fstat(each.fd).st_size == len(expected)
+                size = os.fstat(each.fd).st_size
+                assert size == len(expected)
                 if each.reads:
                     found = os.pread(each.fd, len(expected) + 1, 0)
                     assert_same(found, expected, f"fd{each.fd}")
@@ -410,6 +422,13 @@ class History:
                 continue
             assert found[0] == inode
             assert_same(found[1], bytes(self._content(inode)), name)
+
+
+def _inode_or_none(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def assert_same(found: bytes, expected: bytes, where: str) -> None:
