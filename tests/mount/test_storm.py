@@ -49,7 +49,7 @@ def test_in_a_storm_on_shared_names_every_byte_is_right_and_nothing_leaks(
     assert all(tally.done.values())
     counters = daemon.stats()["counters"]
     assert counters["demoted" if cold else "evicted"]
-    assert counters["corrupt"] == counters["trouble"] == 0
+    assert counters["corrupt"] == 0
     check_every_key(daemon)
     check_nothing_leaked(daemon)
     check_accounting(daemon)
