@@ -9,6 +9,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -460,5 +461,5 @@ def test_blocks_being_written_are_what_a_model_of_them_says(shared: Daemon, plac
             count += 1
             if time.monotonic() > end:
                 break
-    print(f"{count} histories of {STEPS} steps")
+    sys.stdout.write(f"{count} histories of {STEPS} steps\n")
     assert "Traceback" not in shared.log()
