@@ -28,7 +28,7 @@ CLIENTS = 6
 KEYS = 40  # of 0.5 MiB in the mean, and as much again while they are replaced
 
 # A block may be held by everybody for a while; who finds no room then learns so soon.
-IMPATIENT = '[hot]\nroom_wait = "200ms"\n'
+IMPATIENT = '[hot]\nroom_wait = "50ms"\n'
 
 
 def clients(daemon: Daemon, *, cold: bool) -> list[Work]:
@@ -42,7 +42,7 @@ def clients(daemon: Daemon, *, cold: bool) -> list[Work]:
 def test_in_a_storm_on_shared_names_every_byte_is_right_and_nothing_leaks(
     start: Callable[..., Daemon], cold: str | None
 ) -> None:
-    daemon = start(hot="14MiB", cold=cold, config=IMPATIENT)
+    daemon = start(hot="18MiB", cold=cold, config=IMPATIENT)
     with Crowd(clients(daemon, cold=cold is not None)) as crowd:
         crowd.wait(SECONDS)
         tally = total(crowd.stop())
