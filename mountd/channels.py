@@ -33,8 +33,11 @@ def choose(wanted: Channel) -> ChosenChannel:
         return ChosenChannel(PYFUSE3, "asked for", lacks is None)
     if wanted == DIRECT:
         return ChosenChannel(DIRECT, "asked for", lacks is None)
-    why = lacks or old or "direct has to be asked for"
-    return ChosenChannel(PYFUSE3, why, privileged=lacks is None)
+    if lacks is not None:
+        return ChosenChannel(PYFUSE3, lacks, privileged=False)
+    if old is not None:
+        return ChosenChannel(PYFUSE3, old, privileged=True)
+    return ChosenChannel(DIRECT, f"root, on Linux {_short(os.uname().release)}", privileged=True)
 
 
 def kernel_is_old(release: str) -> str | None:

@@ -187,9 +187,13 @@ def start(config: Config, announce: background.Announce, *, command: Sequence[st
 
 
 def _is_supervised(config: Config) -> bool:
-    """Whether a parent holds the mount: who opens /dev/fuse without help may hand it on."""
+    """Whether a parent holds the mount: who opens /dev/fuse without help may hand it on.
+
+    Only a kernel that has passthrough repeats what a daemon that died had not answered.
+    """
     chosen = channels.choose(config.mount.channel)
-    return chosen.name == channels.DIRECT and chosen.privileged
+    is_new = channels.kernel_is_old(os.uname().release) is None
+    return chosen.name == channels.DIRECT and chosen.privileged and is_new
 
 
 def serve(config: Config, announce: background.Announce, fuse_fd: int | None = None) -> int:

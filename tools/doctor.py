@@ -92,7 +92,7 @@ def channel_check(point: str, stats: dict[str, Any]) -> Check:
         f"channel {point}",
         _machine.OK,
         f"{stats['channel']} ({why}); all bytes pass through the daemon",
-        "root on Linux 6.9 or later, with --channel direct, needs that no more",
+        "root on Linux 6.9 or later, with --channel auto or direct, needs that no more",
     )
 
 

@@ -13,12 +13,11 @@ import pytest
 
 from tests.mount.harness import Daemon
 
-# Tests mount through this channel; CTXFS_TEST_CHANNEL=both for each of the two.
-CHANNEL = os.environ.get("CTXFS_TEST_CHANNEL", "pyfuse3")
+CHANNEL = os.environ.get("CTXFS_TEST_CHANNEL")  # only through this one
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if CHANNEL == "both":
+    if CHANNEL is None:
         slow = [item for item in items if _is_slow_twice(item)]
         items[:] = [item for item in items if item not in slow]
         config.hook.pytest_deselected(items=slow)
@@ -43,7 +42,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "channel" not in metafunc.fixturenames:
         return
     about = metafunc.definition.get_closest_marker("channel")
-    both = ("direct", "pyfuse3") if CHANNEL == "both" else (CHANNEL,)
+    both = ("direct", "pyfuse3") if CHANNEL is None else (CHANNEL,)
     metafunc.parametrize("channel", both if about is None else about.args, scope="module")
 
 

@@ -51,12 +51,11 @@ def sealed(daemon: Daemon, key: str, content: bytes) -> Path:
 
 
 @needs_passthrough
-def test_it_is_taken_where_it_is_asked_for(start: Start) -> None:
-    assert start(channel="auto").stats()["channel"] == "pyfuse3"
-    stats = start(channel="direct").stats()
+def test_it_is_chosen_where_the_kernel_can_read_by_itself(start: Start) -> None:
+    stats = start(channel="auto").stats()
     assert stats["channel"] == "direct"
     assert stats["passthrough"]
-    assert stats["channel_why"] == "asked for"
+    assert "root" in stats["channel_why"]
 
 
 @needs_passthrough
