@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +18,16 @@ import trio
 from ctxfs.errors import ConfigError, CtxfsError
 from mountd import device_fuse, process
 from mountd.backings import Backings
+from mountd.beliefs import Beliefs
 from mountd.channels import ChosenChannel
 from mountd.device_fuse import FuseDevice
 from mountd.direct_requests import AT_ONCE, MAY_WAIT, Answer, Translator
 from mountd.fuseproto import negotiation, replies
-from mountd.fuseproto.constants import MINOR_MIN, PAGE_BYTES, SILENT, Opcode
+from mountd.fuseproto.constants import MINOR_EPOCH, MINOR_MIN, PAGE_BYTES, SILENT
 from mountd.fuseproto.negotiation import Agreement
 from mountd.fuseproto.requests import (
     HEADER,
+    Body,
     Header,
     Init,
     Interrupt,
@@ -34,14 +37,20 @@ from mountd.fuseproto.requests import (
     parse_header,
 )
 from mountd.noticing import noticing
-from mountd.operations import Operations, RetryLookup
+from mountd.operations import SEALED_ATTR_S, Lifetimes, Operations, RetryLookup
 from mountd.session import RESENT, Agreed, Session
 
 log = logging.getLogger(__name__)
 
 HEADERS_BYTES = PAGE_BYTES  # room for what precedes the data of the largest request
-ANSWERS_AT_A_STRETCH = 64  # then others get their turn
+# After an answer the next request comes within some microseconds, or is not to be waited for here.
+LOOKING_NS = 50_000
+STRETCH_NS = 500_000  # while requests keep coming, others get their turn so often
 SPARE_BUFFERS = 8
+# How long the kernel may believe what it is told. Whatever changes is taken back, so this bounds
+# only how long the memory of it is kept here.
+NAMES_S = 5.0
+ATTRIBUTES_S = 5.0
 INTERRUPT_POLL_S = 0.1  # how often a request that goes on after a signal is looked at
 
 
@@ -77,8 +86,9 @@ class DirectChannel:
         self._chosen = chosen
         self._operations = operations
         self._session = session
+        self.beliefs = Beliefs(device.notify)
         self._backings = Backings(device, session)
-        self._translator = Translator(operations, self._backings)
+        self._translator = Translator(operations, self._backings, self.beliefs)
         self._max_pages = device_fuse.max_pages()
         self._buffer_bytes = self._max_pages * PAGE_BYTES + HEADERS_BYTES
         self._buffers: list[bytearray] = []
@@ -95,10 +105,13 @@ class DirectChannel:
         if resumed is not None:
             self._resume(resumed)
         if resumed is not None or await self._agree():
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                nursery.start_soon(self._read_requests)
-                task_status.started()
+            try:
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    nursery.start_soon(self._read_requests)
+                    task_status.started()
+            finally:
+                self.beliefs.end()
         log.info("the mount was ended from outside")
         scope.cancel()
 
@@ -106,6 +119,8 @@ class DirectChannel:
 
     async def _agree(self) -> bool:
         """Answer INIT, the first request. False: the mount was ended before it came."""
+        if self._device.adopted:
+            self._device.resend()  # whoever read it did not answer it
         buffer = self._buffer()
         while True:
             length = self._device.read(buffer)
@@ -155,14 +170,25 @@ class DirectChannel:
     def _go_by(self, agreed: Agreed) -> None:
         self._backings.enabled = self._chosen.passthrough = agreed.passthrough
         self._buffer_bytes = agreed.max_write + HEADERS_BYTES
+        self._take_back_what_changes(names=agreed.minor >= MINOR_EPOCH)
 
     def _resume(self, agreed: Agreed) -> None:
         """Take over a mount that outlived the daemon before us."""
         self._go_by(agreed)
         files = self._operations.resume()
         self._backings.resume(files)
+        self.beliefs.resume()
         self._device.resend()
         log.info("the mount goes on, with %d open files", len(files))
+
+    def _take_back_what_changes(self, *, names: bool) -> None:
+        """Let the kernel cache attributes, and names if it can be told that they changed."""
+        catalog = self._operations.catalog
+        catalog.attributes_changed = self.beliefs.attributes_changed
+        if names:
+            catalog.name_changed = self.beliefs.name_changed
+        self._operations.lifetimes = Lifetimes(NAMES_S if names else 0.0, ATTRIBUTES_S)
+        self.beliefs.begin(max(ATTRIBUTES_S, SEALED_ATTR_S), names=names)
 
     # -- requests
 
@@ -187,20 +213,22 @@ class DirectChannel:
 
     async def _read_on(self, reader: _Reader) -> None:
         device, buffer = self._device, reader.buffer
-        stretch = 0
+        turn_ns = 0
         while not reader.was_succeeded:
+            now_ns = time.monotonic_ns()
+            if now_ns >= turn_ns:
+                await trio.lowlevel.checkpoint()
+                turn_ns = now_ns + STRETCH_NS
+            idle = not device.has_request()
+            if idle and (_others_can_go_on() or not device.wait_briefly(LOOKING_NS)):
+                await trio.lowlevel.wait_readable(device.fd)
+                turn_ns = time.monotonic_ns() + STRETCH_NS
             length = device.read(buffer)
             if length is None:
-                await trio.lowlevel.wait_readable(device.fd)
-                stretch = 0
                 continue
             if not length:
                 return
             await self._answer_one(reader, length)
-            stretch += 1
-            if stretch == ANSWERS_AT_A_STRETCH and not reader.was_succeeded:
-                await trio.lowlevel.checkpoint()
-                stretch = 0
 
     def _in_hand(self, header: Header | None) -> None:
         """What is written down from here on is the effect of this request."""
@@ -223,37 +251,37 @@ class DirectChannel:
                 unique = HEADER.unpack_from(reader.buffer)[2]
                 self._device.answer(replies.failure(unique, errno.EIO))
             return
+        body: Body | None = None
         try:
-            answer = await self._perform(reader, header)
+            body = parse_body(header, reader.buffer)
+            self._in_hand(header)
+            at_once = AT_ONCE.get(header.opcode)
+            if at_once is not None:
+                answer = at_once(self._translator, header, body)
+            else:
+                answer = await self._perform(reader, header, body)
         except Exception as error:
-            self._refuse(header, error)
+            self._refuse(header, body, error)
             return
         if header.opcode not in SILENT:
             self._device.answer(replies.header(header.unique, len(answer)), answer)
 
-    async def _perform(self, reader: _Reader, header: Header) -> Answer:
-        body = parse_body(header, reader.buffer)
-        self._in_hand(header)
-        try:
-            at_once = AT_ONCE.get(header.opcode)
-            if at_once is not None:
-                return at_once(self._translator, header, body)
-            may_wait = MAY_WAIT.get(header.opcode)
-            if may_wait is not None:
-                return await noticing(may_wait(self._translator, header, body), reader.suspended)
-        except CtxfsError as error:
-            answer = self._translator.done_before(header, body, error)
-            if answer is None:
-                raise
-            return answer
-        if header.opcode == Opcode.INTERRUPT:
-            assert isinstance(body, Interrupt)
+    async def _perform(self, reader: _Reader, header: Header, body: Body) -> Answer:
+        may_wait = MAY_WAIT.get(header.opcode)
+        if may_wait is not None:
+            return await noticing(may_wait(self._translator, header, body), reader.suspended)
+        if isinstance(body, Interrupt):
             self._interrupt(body.unique)
             return b""
         raise UnknownOpcode(str(header.opcode))
 
-    def _refuse(self, header: Header, error: Exception) -> None:
+    def _refuse(self, header: Header, body: Body | None, error: Exception) -> None:
         """Answer with an error. Anything unexpected is a bug, and crashes."""
+        if isinstance(error, CtxfsError):
+            done = self._translator.done_before(header, body, error)
+            if done is not None:
+                self._device.answer(replies.header(header.unique, len(done)), done)
+                return
         match error:
             case CtxfsError():
                 code = error.code
@@ -294,6 +322,12 @@ class DirectChannel:
             await trio.sleep(INTERRUPT_POLL_S)
 
 
+def _others_can_go_on() -> bool:
+    """Whether tasks beside this one wait for nothing but their turn."""
+    now = trio.lowlevel.current_statistics()
+    return now.tasks_runnable > 0 or now.run_sync_soon_queue_size > 0
+
+
 @contextmanager
 def mounted(
     operations: Operations,
@@ -308,14 +342,14 @@ def mounted(
     """Mount at `path`; the channel's `serve` answers until it is ended. Unmounts at the end.
 
     A `session` that an earlier daemon left is gone on with; then `fuse_fd` is mounted already.
+    With a descriptor of /dev/fuse from a parent, an error leaves the mount to the next child.
     """
-    if session is not None and session.resumed is not None and fuse_fd is not None:
-        device = FuseDevice(fuse_fd, path)
-    else:
-        device = device_fuse.mount(
-            path, fsname=fsname, allow_other=allow_other, privileged=chosen.privileged
-        )
+    device = device_fuse.mount(
+        path, fsname=fsname, allow_other=allow_other, privileged=chosen.privileged, fd=fuse_fd
+    )
     try:
         yield DirectChannel(device, operations, chosen, session)
-    finally:
-        device.close()
+    except BaseException:
+        device.leave()
+        raise
+    device.close()

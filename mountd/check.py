@@ -58,12 +58,15 @@ def cold_bytes(device: ColdConfig) -> int:
     )
 
 
-def problems(config: Config) -> list[str]:
-    """Everything in the way of starting, one line each. No signature is read, nothing changed."""
+def problems(config: Config, *, mounted: bool = False) -> list[str]:
+    """Everything in the way of starting, one line each. No signature is read, nothing changed.
+
+    `mounted`: what is at the mount point is to be taken over, and is not asked.
+    """
     found: list[str] = []
     if config.mount.path is None:
         found.append("no mount point: name it on the command line, or as [mount] path")
-    elif (reason := mounts.obstacle(config.mount.path)) is not None:
+    elif not mounted and (reason := mounts.obstacle(config.mount.path)) is not None:
         found.append(str(reason))
     found += _fuse(config)
     found += _state(config.state)

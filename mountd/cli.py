@@ -2,6 +2,7 @@
 """`ctx-mountd`: arguments and a file in, a configuration out, and the daemon started with it."""
 
 import argparse
+import importlib
 import os
 import sys
 import traceback
@@ -15,7 +16,7 @@ import ctxfs
 from ctxfs.config import Channel, Config, LogFormat, LogLevel, Override, load
 from ctxfs.errors import ConfigError, CtxfsError
 from ctxfs.units import format_size
-from mountd import background, channels, check, logs, statedir, systemd
+from mountd import background, channels, check, child, logs, parent, replace, statedir, systemd
 from mountd.options import parse_options
 
 NAME = "ctx-mountd"
@@ -52,6 +53,11 @@ def parser() -> Parser:
     add("--format", action="store_true", help="overwrite what somebody else left on a cold device")
     add("--check", action="store_true", help="say what would be done, or what is wrong; do nothing")
     add("--daemon", action="store_true", help="return when the mount answers")
+    add(
+        "--replace",
+        action="store_true",
+        help="have a running daemon's work taken over by a new one; needs --state or -c alone",
+    )
     add("--log-format", choices=get_args(LogFormat), help="lines for people or for machines")
     add("--log-level", choices=get_args(LogLevel), help="the least that is logged (default: info)")
     add(
@@ -74,14 +80,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         argcomplete.autocomplete(arguments_parser)
     arguments = arguments_parser.parse_args(argv)
+    given = child.taken()
+    if given is not None:
+        return _answer(arguments, given)
     try:
+        if arguments.replace:
+            _print_line(replace.replace(_loaded(arguments).state))
+            return 0
         config = configure(arguments)
         if arguments.check:
             sys.stdout.write(config.as_toml())
             return 0
+        work = partial(start, config, command=command(arguments))
         if arguments.daemon:
-            return background.detach(partial(start, config), explain, config.log.file)
-        return start(config, _print_line)
+            return background.detach(work, explain, config.log.file)
+        return work(_print_line)
     except (CtxfsError, BaseExceptionGroup, KeyboardInterrupt) as error:
         reasons = list(leaves(error))
         if any(isinstance(each, KeyboardInterrupt) for each in reasons):
@@ -93,10 +106,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return codes[0]
 
 
-def configure(arguments: argparse.Namespace) -> Config:
+def _answer(arguments: argparse.Namespace, given: child.Child) -> int:
+    """Be the process that answers. Why it does not come to that, the parent tells."""
+    try:
+        config = configure(arguments, given)
+        # All code, before the process that answers now is ended.
+        importlib.import_module("mountd.run")
+        importlib.import_module("mountd.channel_direct")
+        given.wait_for_turn()
+        return serve(config, given.announce, given.fuse_fd)
+    except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:
+        reasons = list(leaves(error))
+        if any(isinstance(each, KeyboardInterrupt) for each in reasons):
+            return 130
+        if not given.explain(explain(error)):
+            sys.stderr.write(explain(error) + "\n")
+        codes = [each.exit_code for each in reasons if isinstance(each, CtxfsError)]
+        return codes[0] if len(codes) == len(reasons) else parent.BUG
+
+
+def _loaded(arguments: argparse.Namespace) -> Config:
+    """The configuration without a look at this machine. Raises ConfigError."""
+    source = None if arguments.config is None else Path(os.path.abspath(arguments.config))
+    state = statedir.default_state(os.geteuid(), os.environ)
+    overrides = [*_overrides(arguments), *parse_options(arguments.options)]
+    return load(source, overrides, state=state, memory_bytes=check.memory_bytes())
+
+
+def configure(arguments: argparse.Namespace, given: child.Child | None = None) -> Config:
     """The configuration these arguments ask for, on this machine.
 
-    Raises ConfigError, with everything that is wrong.
+    A child has some of it from its parent. Raises ConfigError, with everything that is wrong.
     """
     problems: list[str] = []
     overrides = list(_overrides(arguments))
@@ -110,7 +150,11 @@ def configure(arguments: argparse.Namespace) -> Config:
         config = load(source, overrides, state=state, memory_bytes=check.memory_bytes())
     except ConfigError as error:
         raise ConfigError("\n".join([*problems, str(error)])) from None
-    problems += check.problems(config)
+    if given is not None:
+        config = given.placed(config)
+    # Where our own mount is, nothing is in the way, and nobody may answer just now.
+    is_ours = given is not None or (systemd.keeps() and _is_supervised(config))
+    problems += check.problems(config, mounted=is_ours)
     if arguments.format and not config.cold:
         problems.append("--format: there is no cold device to format")
     if problems:
@@ -118,25 +162,71 @@ def configure(arguments: argparse.Namespace) -> Config:
     return config
 
 
-def start(config: Config, announce: background.Announce) -> int:
-    """Serve until the mount is ended; `announce` hears once that it answers.
+def start(config: Config, announce: background.Announce, *, command: Sequence[str]) -> int:
+    """Keep the mount until it is ended; `announce` hears once that it answers.
 
-    Claims the state directory.
+    `command` is what a parent has its children run.
     """
-    # Here, not above: the kernel channel and the rings are not for --help, --check or the
-    # process that only waits for the daemon.
-    from mountd.run import serve
+    if _is_supervised(config):
+        assert config.mount.path is not None  # checked by `configure`
+        logs.setup(config.log)
+        log_name = "its standard error" if config.log.file is None else str(config.log.file)
+        return parent.supervise(
+            command,
+            point=config.mount.path,
+            state=config.state,
+            announce=announce,
+            log_name=log_name,
+        )
 
-    logs.setup(config.log)
-    assert config.mount.path is not None  # checked by `configure`
-
-    def ready() -> None:
-        line = describe(config)
+    def ready(line: str) -> None:
         announce(line)
         systemd.ready(line)
 
+    return serve(config, ready)
+
+
+def _is_supervised(config: Config) -> bool:
+    """Whether a parent holds the mount: who opens /dev/fuse without help may hand it on."""
+    chosen = channels.choose(config.mount.channel)
+    return chosen.name == channels.DIRECT and chosen.privileged
+
+
+def serve(config: Config, announce: background.Announce, fuse_fd: int | None = None) -> int:
+    """Answer the mount until it is ended. Claims the state directory."""
+    # Here, not above: the kernel channel and the rings are not for --help, --check or the
+    # process that only waits for the daemon.
+    from mountd import run
+
+    logs.setup(config.log)
     with statedir.claim(config.state):
-        return serve(config, ready)
+        return run.serve(config, lambda: announce(describe(config)), fuse_fd)
+
+
+def command(arguments: argparse.Namespace) -> list[str]:
+    """The command that does the same as a parent's child. Paths are absolute in it.
+
+    The package is found as this one was, and never in the directory of whoever started it.
+    """
+    words = [sys.executable, "-P", "-m", "mountd.cli"]
+    words += [
+        f"--{name}={_absolute(value)}"
+        for name in ("config", "state")
+        if (value := getattr(arguments, name)) is not None
+    ]
+    for each in arguments.cold or ():
+        device = _device(each)
+        words.append("--cold=" + ":".join(str(device[k]) for k in ("path", "size") if k in device))
+    words += [
+        f"--{name.replace('_', '-')}={value}"
+        for name in ("hot", "warm", "channel", "log_format", "log_level")
+        if (value := getattr(arguments, name)) is not None
+    ]
+    words += ["--format"] * arguments.format
+    words += [f"-o{each}" for each in arguments.options]
+    return (
+        words if arguments.mountpoint is None else [*words, "--", _absolute(arguments.mountpoint)]
+    )
 
 
 def describe(config: Config) -> str:
@@ -156,6 +246,8 @@ def describe(config: Config) -> str:
 
 def explain(error: BaseException) -> str:
     """What went wrong, a line each with the command's name in front; of a bug, all there is."""
+    if isinstance(error, parent.ChildFailed):
+        return str(error)  # finished, by the child
     reasons = list(leaves(error))
     if not all(isinstance(each, CtxfsError) for each in reasons):
         return "".join(traceback.format_exception(error)).rstrip()

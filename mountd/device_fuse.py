@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,13 +40,40 @@ NOTHING = (errno.EAGAIN, errno.EINTR, errno.ENOENT)
 
 
 class FuseDevice:
-    """A mount, by its open descriptor of /dev/fuse."""
+    """A mount, by its open descriptor of /dev/fuse.
 
-    def __init__(self, fd: int, point: Path) -> None:
+    `shared`: a parent holds the descriptor too, so that closing ours ends nothing. `adopted`: it
+    was mounted already, by a process that is gone.
+    """
+
+    def __init__(
+        self, fd: int, point: Path, *, shared: bool = False, adopted: bool = False
+    ) -> None:
         self.fd = fd
         self.point = point
+        self.shared = shared
+        self.adopted = adopted
         self.ended = False  # from outside
         os.set_blocking(fd, False)
+        self._readable = select.poll()
+        self._readable.register(fd, select.POLLIN)
+
+    def has_request(self) -> bool:
+        """Whether a request is there to be read now, or the mount ended."""
+        return bool(self._readable.poll(0))
+
+    def wait_briefly(self, longest_ns: int) -> bool:
+        """Look again and again for a request; whether one came, or the mount ended.
+
+        Being woken takes longer than the next request of the same caller takes to come. Whoever
+        else wants this processor gets it between two looks.
+        """
+        until_ns = time.monotonic_ns() + longest_ns
+        while time.monotonic_ns() < until_ns:
+            os.sched_yield()
+            if self._readable.poll(0):
+                return True
+        return False
 
     def read(self, buffer: bytearray) -> int | None:
         """Read one request; its length, or None if there is none now. 0: the mount has ended."""
@@ -65,6 +93,15 @@ class FuseDevice:
             os.writev(self.fd, pieces)
         except OSError as error:
             if error.errno not in (errno.ENOENT, *ENDED):
+                raise
+
+    def notify(self, notice: bytes) -> None:
+        """Tell the kernel something unasked. That it knows nothing of it is no error."""
+        try:
+            os.write(self.fd, notice)
+        except OSError as error:
+            # EINVAL: the connection was aborted.
+            if error.errno not in (errno.ENOENT, errno.EINVAL, *ENDED):
                 raise
 
     def open_backing(self, fd: int) -> int:
@@ -97,12 +134,21 @@ class FuseDevice:
         """Have the kernel repeat every request that was read and not answered (Linux 6.9)."""
         os.write(self.fd, _NOTIFY.pack(_NOTIFY.size, NOTIFY_RESEND, 0))
 
+    def leave(self) -> None:
+        """Let go without ending a shared mount: whoever comes next answers what waits."""
+        if self.shared:
+            os.close(self.fd)
+        else:
+            self.close()
+
     def close(self) -> None:
         """End the mount, if it has not been from outside; who uses it gets ENOTCONN."""
         os.close(self.fd)
         if self.ended:
             return
-        if os.geteuid() == 0:
+        if self.shared:
+            end(self.point)
+        elif os.geteuid() == 0:
             mounts.unmount(self.point, lazily=True)
         else:
             command = (FUSERMOUNT, "-u", "-q", "-z", "--", os.fspath(self.point))
@@ -125,12 +171,55 @@ def max_pages() -> int:
     return min(limit, PAGES_WANTED)
 
 
-def mount(point: Path, *, fsname: str, allow_other: bool, privileged: bool) -> FuseDevice:
-    """Mount at `point`, by mount(2) or else through fusermount3. Raises ConfigError."""
+def open_device() -> int:
+    """Open /dev/fuse, to mount with. Raises OSError."""
+    return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+
+
+def is_unused(fd: int) -> bool:
+    """Whether nothing was ever mounted with this descriptor. Takes no request from it."""
+    try:
+        os.read(fd, 1)  # of a mount this is EINVAL: no request is as short
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return False
+
+
+def mounted_at(point: Path) -> str | None:
+    """The device number of our mount that shows at `point`, or None."""
+    found = mounts.mount_at(Path(os.path.realpath(point.parent)) / point.name)
+    return found.device if found is not None and found.kind == KIND else None
+
+
+def end(point: Path) -> None:
+    """End the mount at `point` for everybody: who uses it, or waits for it, gets ENOTCONN.
+
+    That it does not show there any more is no error: it was unmounted lazily.
+    """
+    try:
+        mounts.unmount(point, lazily=True, forced=True)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def mount(
+    point: Path, *, fsname: str, allow_other: bool, privileged: bool, fd: int | None = None
+) -> FuseDevice:
+    """Mount at `point`, by mount(2) or else through fusermount3. Raises ConfigError.
+
+    With `fd`, a descriptor of /dev/fuse that a parent holds too: by mount(2) with that, or, if it
+    is mounted already, not at all.
+    """
+    if fd is not None and not is_unused(fd):
+        return FuseDevice(fd, point, shared=True, adopted=True)
     options = ["default_permissions"]
     if allow_other:
         options.append("allow_other")
     try:
+        if fd is not None:
+            _mount_with(fd, point, fsname, options)
+            return FuseDevice(fd, point, shared=True)
         if privileged:
             fd = _mount(point, fsname, options)
         else:
@@ -141,12 +230,16 @@ def mount(point: Path, *, fsname: str, allow_other: bool, privileged: bool) -> F
     return FuseDevice(fd, point)
 
 
-def _mount(point: Path, fsname: str, options: Sequence[str]) -> int:
-    fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+def _mount_with(fd: int, point: Path, fsname: str, options: Sequence[str]) -> None:
     told = [f"fd={fd}", "rootmode=40000", f"user_id={os.getuid()}", f"group_id={os.getgid()}"]
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV
+    mounts.mount(point, KIND, fsname, ",".join([*told, *options]), flags)
+
+
+def _mount(point: Path, fsname: str, options: Sequence[str]) -> int:
+    fd = open_device()
     try:
-        flags = mounts.MS_NOSUID | mounts.MS_NODEV
-        mounts.mount(point, KIND, fsname, ",".join([*told, *options]), flags)
+        _mount_with(fd, point, fsname, options)
     except BaseException:
         os.close(fd)
         raise

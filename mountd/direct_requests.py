@@ -17,6 +17,7 @@ from ctxfs.errors import (
     NotPermitted,
 )
 from mountd.backings import Backings
+from mountd.beliefs import Beliefs
 from mountd.fuseproto import constants, replies, requests
 from mountd.fuseproto.constants import Opcode, OpenFlag, SetattrField
 from mountd.fuseproto.replies import SECOND_NS, Attributes, Filesystem
@@ -36,6 +37,9 @@ from mountd.session import OpenFlag as Known
 log = logging.getLogger(__name__)
 
 DONE = b""
+# As plain numbers: combining flags of an enumeration takes longer than the whole answer.
+NOFLUSH, PASSTHROUGH = int(OpenFlag.NOFLUSH), int(OpenFlag.PASSTHROUGH)
+DIRECT_IO, KEEP_CACHE = int(OpenFlag.DIRECT_IO), int(OpenFlag.KEEP_CACHE)
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 RENAMES = constants.RENAME_NOREPLACE | constants.RENAME_EXCHANGE
 
@@ -58,10 +62,6 @@ def _caller(header: Header) -> Caller:
     return Caller(header.uid, header.gid, header.pid, header.unique & ~RESENT)
 
 
-def _entry(attr: Attr) -> bytes:
-    return replies.entry(Attributes._make(attr))
-
-
 # Errors by which a request that comes again, and whose effect is written down, says it is done.
 DONE_BEFORE: dict[int, type[CtxfsError]] = {
     Opcode.MKNOD: BlockExists,
@@ -78,9 +78,21 @@ DONE_BEFORE: dict[int, type[CtxfsError]] = {
 class Translator:
     """One method for each kind of request; its answer is what follows the header."""
 
-    def __init__(self, operations: Operations, backings: Backings) -> None:
+    def __init__(self, operations: Operations, backings: Backings, beliefs: Beliefs) -> None:
         self._ops = operations
         self._backings = backings
+        self._beliefs = beliefs
+
+    def _entry(self, parent: int, name: bytes, attr: Attr) -> bytes:
+        """Answer where a name leads; from now on the kernel may believe it."""
+        if attr.entry_s:
+            self._beliefs.tell_name((parent, name), attr.entry_s)
+        return replies.entry(self._believable(attr))
+
+    def _believable(self, attr: Attr) -> Attributes:
+        if attr.attr_s and not self._beliefs.tell_attributes(attr.inode):
+            attr = attr._replace(attr_s=0.0)
+        return Attributes._make(attr)
 
     def done_before(self, header: Header, body: object, error: Exception) -> Answer | None:
         """Answer what fails because an earlier daemon carried it out; None: it did not."""
@@ -90,13 +102,20 @@ class Translator:
         if not self._ops.is_marked(header.unique & ~RESENT):
             return None
         if isinstance(body, requests.Mkdir | requests.Mknod):
-            return _entry(self._ops.lookup(header.node, body.name, _caller(header)))
+            attr = self._ops.lookup(header.node, body.name, _caller(header))
+            return self._entry(header.node, body.name, attr)
         return DONE
 
     # -- names
 
     def lookup(self, header: Header, body: requests.Name) -> Answer:
-        return _entry(self._ops.lookup(header.node, body.name, _caller(header)))
+        found = self._ops.find(header.node, body.name, _caller(header))
+        if isinstance(found, Attr):
+            return self._entry(header.node, body.name, found)
+        if not found.entry_s:
+            raise BlockNotFound(repr(body.name))
+        self._beliefs.tell_name((header.node, body.name), found.entry_s)
+        return replies.missing(found.entry_s)
 
     def forget(self, header: Header, body: requests.Forget) -> Answer:
         self._ops.forget(header.node, body.lookups)
@@ -109,17 +128,22 @@ class Translator:
 
     async def mknod(self, header: Header, body: requests.Mknod) -> Answer:
         caller = _caller(header)
-        return _entry(await self._ops.make_file(header.node, body.name, body.mode, caller))
+        attr = await self._ops.make_file(header.node, body.name, body.mode, caller)
+        return self._entry(header.node, body.name, attr)
 
     def mkdir(self, header: Header, body: requests.Mkdir) -> Answer:
-        return _entry(self._ops.mkdir(header.node, body.name, body.mode, _caller(header)))
+        with self._beliefs.changed_by_kernel((header.node, body.name)):
+            attr = self._ops.mkdir(header.node, body.name, body.mode, _caller(header))
+        return self._entry(header.node, body.name, attr)
 
     def unlink(self, header: Header, body: requests.Name) -> Answer:
-        self._ops.unlink(header.node, body.name, _caller(header))
+        with self._beliefs.changed_by_kernel((header.node, body.name)):
+            self._ops.unlink(header.node, body.name, _caller(header))
         return DONE
 
     def rmdir(self, header: Header, body: requests.Name) -> Answer:
-        self._ops.rmdir(header.node, body.name)
+        with self._beliefs.changed_by_kernel((header.node, body.name)):
+            self._ops.rmdir(header.node, body.name)
         return DONE
 
     def link(self, header: Header, body: requests.Link | requests.Symlink) -> Answer:
@@ -134,21 +158,22 @@ class Translator:
     def _rename(self, header: Header, parent: int, old: bytes, new: bytes, flags: int) -> Answer:
         if flags & ~RENAMES:
             raise BadValue("a flag of renameat2 that is not known here")
-        self._ops.rename(
-            header.node,
-            old,
-            parent,
-            new,
-            _caller(header),
-            replace=not flags & constants.RENAME_NOREPLACE,
-            exchange=bool(flags & constants.RENAME_EXCHANGE),
-        )
+        with self._beliefs.renamed_by_kernel((header.node, old), (parent, new)):
+            self._ops.rename(
+                header.node,
+                old,
+                parent,
+                new,
+                _caller(header),
+                replace=not flags & constants.RENAME_NOREPLACE,
+                exchange=bool(flags & constants.RENAME_EXCHANGE),
+            )
         return DONE
 
     # -- attributes
 
     def getattr(self, header: Header, body: requests.Getattr) -> Answer:
-        return replies.attributes(Attributes._make(self._ops.getattr(header.node)))
+        return replies.attributes(self._believable(self._ops.getattr(header.node)))
 
     async def setattr(self, header: Header, body: requests.Setattr) -> Answer:
         fields = body.fields
@@ -169,7 +194,7 @@ class Translator:
             self._ops.kill_privileges(header.node)
         handle = body.handle if fields & SetattrField.HANDLE else None
         attr = await self._ops.setattr(header.node, change, handle, _caller(header))
-        return replies.attributes(Attributes._make(attr))
+        return replies.attributes(self._believable(attr))
 
     def statfs(self, header: Header, body: requests.Nothing) -> Answer:
         space = self._ops.statfs()
@@ -189,11 +214,12 @@ class Translator:
     async def create(self, header: Header, body: requests.Create) -> Answer:
         if header.unique & RESENT and (known := self._opened_before(header, body.flags)):
             attr, opened = known
-            return _entry(attr) + opened
+            return self._entry(header.node, body.name, attr) + opened
         number, attr = await self._ops.create(
             header.node, body.name, body.mode, body.flags, _caller(header)
         )
-        return _entry(attr) + self._opened(attr.inode, number, body.flags, direct=False)
+        entry = self._entry(header.node, body.name, attr)
+        return entry + self._opened(attr.inode, number, body.flags, direct=False)
 
     async def open(self, header: Header, body: requests.Open) -> Answer:
         if header.unique & RESENT and (known := self._opened_before(header, body.flags)):
@@ -205,13 +231,13 @@ class Translator:
 
     def _opened(self, node: int, number: int, flags: int, *, direct: bool) -> bytes:
         # Without writes a close means nothing, and needs no FLUSH.
-        answer = 0 if flags & WRITES else OpenFlag.NOFLUSH
+        answer = 0 if flags & WRITES else NOFLUSH
         if direct:
-            return replies.opened(number, answer | OpenFlag.DIRECT_IO)
+            return replies.opened(number, answer | DIRECT_IO)
         if backing := self._backings.lend(self._ops, node, number):
-            return replies.opened(number, answer | OpenFlag.PASSTHROUGH, backing)
+            return replies.opened(number, answer | PASSTHROUGH, backing)
         # An inode's bytes change only through the kernel, so what it has cached stays right.
-        return replies.opened(number, answer | OpenFlag.KEEP_CACHE)
+        return replies.opened(number, answer | KEEP_CACHE)
 
     def _opened_before(self, header: Header, flags: int) -> tuple[Attr, bytes] | None:
         """What the daemon before us opened for this request, and did not come to answer."""
@@ -219,11 +245,11 @@ class Translator:
         if found is None:
             return None
         file, attr, direct = found
-        answer = 0 if flags & WRITES else OpenFlag.NOFLUSH
+        answer = 0 if flags & WRITES else NOFLUSH
         if file.backing:
-            opened = replies.opened(file.number, answer | OpenFlag.PASSTHROUGH, file.backing)
+            opened = replies.opened(file.number, answer | PASSTHROUGH, file.backing)
         elif file.flags & Known.KEPT:
-            opened = replies.opened(file.number, answer | OpenFlag.KEEP_CACHE)
+            opened = replies.opened(file.number, answer | KEEP_CACHE)
         else:
             opened = self._opened(file.generation, file.number, flags, direct=direct)
         return attr, opened
@@ -269,7 +295,9 @@ class Translator:
     def readdirplus(self, header: Header, body: requests.Read) -> Answer:
         lines = bytearray()
         for place, name, attr in self._listing(header, body):
-            line = replies.direntplus(Attributes._make(attr), place, name)
+            # Nothing to be believed: the kernel takes what a list says for newer than it is.
+            told = Attributes._make(attr)._replace(entry_s=0.0, attr_s=0.0)
+            line = replies.direntplus(told, place, name)
             if len(lines) + len(line) > body.size:
                 break
             lines += line

@@ -75,8 +75,11 @@ def resolved(path: Path) -> Path:
 
 
 def probe(path: Path, seconds: float = PROBE_SECONDS) -> Answer:
-    """Ask a mount for its root. A mount that hangs costs another process, never this one."""
-    script = "import os,sys\ntry: os.stat(sys.argv[1])\nexcept OSError as e: sys.exit(e.errno)"
+    """Ask a mount for its room, which the kernel does not cache, as it may what its root is.
+
+    A mount that hangs costs another process, never this one.
+    """
+    script = "import os,sys\ntry: os.statvfs(sys.argv[1])\nexcept OSError as e: sys.exit(e.errno)"
     arguments = [sys.executable, "-I", "-S", "-c", script, os.fspath(path)]
     pid = os.posix_spawn(sys.executable, arguments, os.environ)
     pidfd = os.pidfd_open(pid)

@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn
 from ctxfs.core.block import Block, Directory, Node, State
 from ctxfs.core.key import is_temporary
 from ctxfs.core.namespace import ROOT_INODE
+from ctxfs.core.times import NEVER
 from ctxfs.errors import (
     BadValue,
     BlockExists,
@@ -44,13 +45,17 @@ from mountd.session import OpenFile, OpenFlag, Session
 
 log = logging.getLogger(__name__)
 
+SECOND_NS = 1_000_000_000
 STAT_BLOCK_BYTES = 512
 PAGE_BYTES = 4096
 NAME_BYTES_MAX = 255
 SPARE_FILES = 1 << 32  # files are bounded by bytes alone
 SEALED_ATTR_S = 1.0
+DIRECTORY_S = 1.0  # names of directories, for a channel that cannot take them back
+# A block's name is believed until so long before it expires, since nobody knows exactly when
+# a lifetime that was told begins.
+EXPIRY_MARGIN_NS = 3_000_000_000
 TIME_NS_MAX = 2**63 - 1  # what is written down: from the year 1677 to 2262
-DIRECTORY_S = 1.0
 REDIRECT_NS = 1_000_000_000
 REDIRECTED_MAX = 1024
 R_BIT, W_BIT, X_BIT = 4, 2, 1
@@ -96,6 +101,12 @@ class Attr(NamedTuple):
     attr_s: float
 
 
+class Missing(NamedTuple):
+    """A name leads nowhere, and for how many seconds the kernel may believe that."""
+
+    entry_s: float
+
+
 class SetAttr(NamedTuple):
     """What setattr is to change; None: leave as it is."""
 
@@ -121,6 +132,13 @@ class Entry(NamedTuple):
     name: bytes
     node: Node | None  # None: gone since the directory was opened
     attr: Attr
+
+
+class Lifetimes(NamedTuple):
+    """For how many seconds a channel that can take things back lets the kernel believe them."""
+
+    names: float = 0.0  # where a name leads, or that it leads nowhere
+    directories: float = 0.0  # attributes of directories
 
 
 @dataclass(slots=True)
@@ -166,12 +184,13 @@ class Operations:
     ) -> None:
         """`session`: where open files are written down for a daemon that takes over."""
         self._store = store
-        self._catalog = store.catalog
+        self.catalog = self._catalog = store.catalog
         self._names = store.catalog.names
         self._attributes = attributes
         self._control = control
         self._session = session
         self.trouble_is_error = trouble_is_error
+        self.lifetimes = Lifetimes()
         self._opened: dict[int, _Opened] = {}
         self._listings: dict[int, _Listing] = {}
         # Numbers of directories must not come twice in a mount's life, but are not written down.
@@ -212,8 +231,7 @@ class Operations:
             atime_ns=node.atime_ns,
             mtime_ns=node.mtime_ns,
             ctime_ns=node.ctime_ns,
-            # Names of blocks change by themselves, and may differ by process: never cached.
-            entry_s=0.0,
+            entry_s=self._name_s(node.directory, node.name, node),
             attr_s=SEALED_ATTR_S if sealed else 0.0,
         )
 
@@ -229,9 +247,33 @@ class Operations:
             atime_ns=directory.mtime_ns,
             mtime_ns=directory.mtime_ns,
             ctime_ns=directory.mtime_ns,
-            entry_s=0.0 if self._goes_as_one(directory) else DIRECTORY_S,
-            attr_s=0.0,
+            entry_s=self._directory_name_s(directory),
+            attr_s=self.lifetimes.directories,
         )
+
+    def _name_s(self, directory: Directory, name: bytes, node: Node | None) -> float:
+        """Return for how long the kernel may believe where a name leads; `node` None: nowhere.
+
+        Names change by themselves, so only where they can be taken back; and while somebody writes
+        under a name, it leads elsewhere for that process.
+        """
+        longest = self.lifetimes.names
+        if not longest or self._store.is_private(directory, name):
+            return 0.0
+        if isinstance(node, Block):
+            if not node.published:
+                return 0.0
+            if node.expires_ns != NEVER:
+                left_ns = node.expires_ns - self._catalog.clock().boot_ns - EXPIRY_MARGIN_NS
+                return min(longest, max(0.0, left_ns / SECOND_NS))
+        return longest
+
+    def _directory_name_s(self, directory: Directory) -> float:
+        if directory.parent is None:
+            return 0.0
+        if self.lifetimes.names:
+            return self._name_s(directory.parent, directory.name, directory)
+        return 0.0 if self._goes_as_one(directory) else DIRECTORY_S
 
     def _goes_as_one(self, directory: Directory | None) -> bool:
         while directory is not None:
@@ -250,27 +292,38 @@ class Operations:
 
     def lookup(self, parent: int, name: bytes, caller: Caller) -> Attr:
         """Find a name. Counts one reference of the kernel."""
-        if parent == ROOT_INODE and name == DIRECTORY_NAME:
+        found = self.find(parent, name, caller)
+        if isinstance(found, Missing):
+            raise BlockNotFound(repr(name))
+        return found
+
+    def find(self, parent: int, name: bytes, caller: Caller) -> Attr | Missing:
+        """Like `lookup`, where a name that leads nowhere is nothing out of the ordinary."""
+        directory = self._names.by_inode.get(parent)
+        if not isinstance(directory, Directory):
+            return self._find_in_control(parent, name)
+        if directory is self._names.root and name == DIRECTORY_NAME:
             return self._control_attr(DIRECTORY_INODE)
-        if parent == DIRECTORY_INODE:
-            file = self._control.by_name.get(name)
-            if file is None:
-                raise BlockNotFound(repr(name))
-            return self._control_attr(file.inode)
-        directory = self._directory(parent)
         owner = None
         if self._store.is_private(directory, name):
             owner = process.process_of(caller.pid)
-        try:
-            node = self._store.find(directory, name, owner)
-        except BlockNotFound:
+        node = self._store.look(directory, name, owner)
+        if node is None:
             self._catalog.counters.misses += 1
-            raise
+            return Missing(self._name_s(directory, name, None))
         node.lookups += 1
         again = self._redirected.get(caller.pid)
         if again is not None and again.held is None and isinstance(node, Block):
             again.held = self._store.hold(node)
         return self._attr(node)
+
+    def _find_in_control(self, parent: int, name: bytes) -> Attr:
+        if parent != DIRECTORY_INODE:
+            self._directory(parent)  # raises what is wrong with it
+        file = self._control.by_name.get(name)
+        if file is None:
+            raise BlockNotFound(repr(name))
+        return self._control_attr(file.inode)
 
     def forget(self, inode: int, count: int) -> None:
         """The kernel gave up references."""

@@ -6,6 +6,7 @@ was closed, write what only the hot tier has to the cold one, let go.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
@@ -84,7 +85,7 @@ async def _serve(config: Config, ready: Callable[[], None], fuse_fd: int | None)
             daemon = await _assemble(config, room, services, session)
             # Only now: until the new mount is there, programs see that the old one is dead, and
             # not the directory beneath it.
-            if session is None or session.resumed is None:
+            if fuse_fd is None or device_fuse.is_unused(fuse_fd):
                 await trio.to_thread.run_sync(mounts.prepare, path)
             with _mounter(daemon.channel)(
                 daemon.operations,
@@ -98,6 +99,7 @@ async def _serve(config: Config, ready: Callable[[], None], fuse_fd: int | None)
                 async with trio.open_nursery() as nursery:
                     await nursery.start(_run_signals, daemon, nursery.cancel_scope)
                     await nursery.start(mount.serve, nursery.cancel_scope)
+                    gc.freeze()  # what was found stays: no use looking there for garbage
                     ready()
             with trio.CancelScope(shield=True):
                 await daemon.finish()

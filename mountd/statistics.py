@@ -13,6 +13,7 @@ from ctxfs.core.times import Now
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.events import utc_text
 from ctxfs.tiers.cold import ColdStatistics
+from mountd import child
 from mountd.channels import ChosenChannel
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -43,6 +44,8 @@ class Statistics:
         return {
             "version": ctxfs.__version__,
             "pid": os.getpid(),
+            "parent_pid": child.parent_pid(),
+            "restarts": child.restarts(),
             **self._facts,
             "channel": self._channel.name,
             "channel_why": self._channel.why,
@@ -104,6 +107,7 @@ def _metrics(stats: dict[str, Any]) -> Iterator[str]:
     blocks, tiers = stats["blocks"], stats["tiers"]
     devices = {device["path"]: device for device in tiers.get("cold", {}).get("devices", ())}
     yield from _family("uptime_seconds", "gauge", {"": stats["uptime_s"]})
+    yield from _family("restarts_total", "counter", {"": stats["restarts"]})
     yield from _family("memory_rss_bytes", "gauge", {"": stats["memory"]["rss_bytes"]})
     states = {_label("state", state): blocks[state] for state in ("sealed", "writing")}
     yield from _family("blocks", "gauge", states)

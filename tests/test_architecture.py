@@ -86,6 +86,14 @@ def test_nobody_imports_the_daemon_but_itself() -> None:
     assert importers == {"mountd"}
 
 
+def test_the_parent_loads_nothing_of_what_its_child_does() -> None:
+    code = "import sys, mountd.cli; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "mountd.parent" in loaded
+    assert not loaded & {"trio", "pyfuse3", "liburing", "mountd.run", "mountd.channel_direct"}
+
+
 def test_every_room_is_in_the_drawing() -> None:
     drawing = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     rooms = {path.parent.name for path in (ROOT / "ctxfs").glob("*/__init__.py")}

@@ -134,6 +134,9 @@ def test_systemd_waits_longer_than_the_daemon_drains(unit: str) -> None:
     service = settings["Service"]
     assert service["Type"] == "notify"
     assert int(service["TimeoutStopSec"]) * SECOND_NS > Limits().drain_ns
+    # The parent is told alone, and its descriptor outlives it.
+    assert (service["KillMode"], service["Restart"]) == ("mixed", "on-failure")
+    assert int(service["FileDescriptorStoreMax"]) >= 1
     program, *arguments = service["ExecStart"].split()
     assert program.endswith("/ctx-mountd")
     cli.parser().parse_args(arguments)

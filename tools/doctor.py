@@ -53,12 +53,21 @@ def mount_checks(
     if stats is None:
         yield _silent(name, mount, connection)
     else:
+        parent = stats.get("parent_pid")  # the daemon may be older than this tool
+        of = "" if parent is None else f" (parent {parent})"
         yield Check(
             name,
             _machine.OK,
-            f"answers: pid {stats['pid']}, {stats['blocks']['total']} blocks",
+            f"answers: pid {stats['pid']}{of}, {stats['blocks']['total']} blocks",
         )
-        if "channel_why" in stats:  # the daemon may be older than this tool
+        if restarts := stats.get("restarts", 0):
+            yield Check(
+                f"restarts {mount.point}",
+                WARN,
+                f"the daemon died {restarts} times, and was followed by another",
+                "see its log for the reasons",
+            )
+        if "channel_why" in stats:
             yield channel_check(mount.point, stats)
         yield from device_checks(stats["tiers"])
     if waiting is not None and waiting.isdigit() and int(waiting) > 0:

@@ -52,13 +52,16 @@ def run(args: argparse.Namespace) -> int:
     mount = find_mount(args, ())
     if not is_mounted(mount):
         raise ToolError("is not a ctxfs mount", subject=mount.point, exit_code=NOT_FOUND)
-    pid = daemon_of(mount)
+    pid, parent = daemon_of(mount)
     if not args.force:
         refuse_busy(mount)
     # Found before the mount ends: its number is not to be had afterwards.
     connection = connection_of(mount)
     with waiting(f"ending {mount.point}"):
         stopped = pid is not None and stop(pid, FORCE_S if args.force else None)
+        if stopped and parent is not None:
+            # It ends right after its child: then the state directory is free for the next.
+            stop(parent, FORCE_S if args.force else None)
         if is_mounted(mount):
             if args.force and not stopped:
                 abort(connection)
@@ -99,9 +102,17 @@ def read_stats(mount: Mount, timeout_s: float = ANSWER_S) -> dict[str, Any] | No
     return stats if isinstance(stats, dict) else None
 
 
-def daemon_of(mount: Mount) -> int | None:
-    """The pid of the daemon behind a mount, or None where it cannot be told from here."""
-    pid = (read_stats(mount) or {}).get("pid")
+def daemon_of(mount: Mount) -> tuple[int | None, int | None]:
+    """The pids of the daemon behind a mount and of its parent, which not every daemon has.
+
+    None too where it cannot be told from here.
+    """
+    stats = read_stats(mount) or {}
+    return daemon_with(stats.get("pid")), daemon_with(stats.get("parent_pid"))
+
+
+def daemon_with(pid: object) -> int | None:
+    """The pid, if it is one, and that of a daemon."""
     if not isinstance(pid, int):
         return None
     try:

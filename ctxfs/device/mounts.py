@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME = 2, 4, 8, 32, 1024  # linux/mount.h
-MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
+MNT_FORCE, MNT_DETACH, UMOUNT_NOFOLLOW = 1, 2, 8
 TMPFS_MAGIC = 0x01021994  # linux/magic.h
 _STATFS_BYTES = 256  # more than struct statfs has anywhere; its first field is a long, f_type
 
@@ -77,10 +77,14 @@ def mount_tmpfs(point: Path, source: str, options: str, *, remount: bool = False
     mount(point, "tmpfs", source, options, flags)
 
 
-def unmount(point: Path, *, lazily: bool = False) -> None:
-    """Unmount `point`; lazily: at once for everybody, for good when the last file is closed."""
+def unmount(point: Path, *, lazily: bool = False, forced: bool = False) -> None:
+    """Unmount `point`; lazily: at once for everybody, for good when the last file is closed.
+
+    Forced: FUSE answers whoever waits for it with an error, and nobody from then on.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.umount2(os.fsencode(point), UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0)):
+    flags = UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0) | (MNT_FORCE if forced else 0)
+    if libc.umount2(os.fsencode(point), flags):
         _raise(point)
 
 

@@ -67,6 +67,10 @@ class Catalog:
         self.cold_order = Lru()
         self.expiry = ExpiryQueue()
         self.expiry_changed: Callable[[], None] = lambda: None
+        # For who has told others where a name (directory's inode, name) leads, or what the
+        # attributes of an inode are. A block that changes name, copies or attributes is told of.
+        self.name_changed: Callable[[int, bytes], None] = lambda directory, name: None
+        self.attributes_changed: Callable[[int], None] = lambda inode: None
         self.default_ttl_ns = 0  # where no directory says otherwise; 0: none
         self.keeps_transients = False  # a mount may outlive us: docs/direct.md
         self.block_count = 0
@@ -98,6 +102,7 @@ class Catalog:
 
     def record(self, block: Block) -> None:
         """Write down a sealed block after a change of its attributes or name."""
+        self.attributes_changed(block.generation)
         block.stamp = self.new_stamp()
         entry = Put(block.meta(self.names.key_of(block), self.clock()))
         self.hot.record(entry)
@@ -137,6 +142,7 @@ class Catalog:
 
     def record_directory(self, directory: Directory) -> None:
         """Write down a directory after a change."""
+        self.attributes_changed(directory.inode)
         directory.stamp = self.new_stamp()
         self._record_everywhere(MakeDirectory(directory.meta(self.names.key_of(directory))))
 
@@ -202,12 +208,22 @@ class Catalog:
         self.shadows[block.generation] = self._shadow_metas[shadow.generation] = shadow
         self.cold.note(Put(shadow))
 
+    def _changed_beneath(
+        self, directory: Directory, name: bytes, *, is_known: bool = False
+    ) -> None:
+        """A published name came, went, or leads elsewhere; `is_known`: to all who care."""
+        directory.mtime_ns = self.clock().wall_ns
+        self.attributes_changed(directory.inode)
+        if not is_known:
+            self.name_changed(directory.inode, name)
+
     def drop_hot(self, block: Block, *, spare: bool = False) -> None:
         """Remove the hot copy; the room comes back when nobody has it open any more.
 
         `spare`: its memory may be kept a while for another block that is promoted.
         """
         if block.is_hot:
+            self.attributes_changed(block.generation)
             size = block.size if spare else 0
             self.hot.remove(block.generation, block.hot_bytes, spare_size=size)
             block.hot_bytes = NOT_HOT
@@ -218,7 +234,8 @@ class Catalog:
         if block.is_gone:
             return
         if block.published:
-            block.directory.mtime_ns = self.clock().wall_ns
+            self._changed_beneath(block.directory, block.name)
+        self.attributes_changed(block.generation)
         self.names.unname(block)
         if block.state is State.WRITING:
             self.writing_count -= 1
@@ -285,10 +302,14 @@ class Catalog:
         """Switch a name to a generation; what it led to before is over."""
         now = self.clock()
         was_published = block.published
-        if was_published:
-            block.directory.mtime_ns = now.wall_ns
+        place, was_at = (directory, name), (block.directory, block.name)
         old = self.names.publish(block, directory, name)
-        directory.mtime_ns = block.ctime_ns = now.wall_ns
+        block.ctime_ns = now.wall_ns
+        if was_published and was_at != place:
+            self._changed_beneath(*was_at)
+        # Since its writer looked it up, nobody was told more of this name than held at the moment.
+        is_known = not was_published and was_at == place and block.lookups > 0
+        self._changed_beneath(*place, is_known=is_known)
         if block.writing is not None and not was_published:
             if not block.writing.time_given:
                 block.mtime_ns = now.wall_ns
@@ -320,6 +341,7 @@ class Catalog:
 
     def unsealed(self, block: Block, writing: Writing) -> None:
         """A generation that nobody else saw is being written again."""
+        self.attributes_changed(block.generation)
         block.state = State.WRITING
         block.writing = writing
         self.writing_count += 1
@@ -335,7 +357,8 @@ class Catalog:
     def make_directory(self, parent: Directory, name: bytes) -> Directory:
         """Make an empty prefix. The caller sets owner and mode, then records it."""
         directory = self.names.make_directory(parent, name, self.new_generation())
-        directory.mtime_ns = parent.mtime_ns = self.clock().wall_ns
+        directory.mtime_ns = self.clock().wall_ns
+        self._changed_beneath(parent, name)
         return directory
 
     def remove_directory(self, directory: Directory) -> None:
@@ -343,7 +366,7 @@ class Catalog:
         parent = directory.parent
         self.names.remove_directory(directory)
         assert parent is not None
-        parent.mtime_ns = self.clock().wall_ns
+        self._changed_beneath(parent, directory.name)
         if directory.stamp:
             self._record_everywhere(RemoveDirectory(directory.inode, self.new_stamp()))
         self.forget_if_unused(directory)

@@ -327,6 +327,7 @@ class Mover:
             key = self._catalog.names.key_of(block)
             self._cold.note(Put(block.meta(key, self._catalog.clock())))
         self._catalog.cold_order.add(block)
+        self._catalog.attributes_changed(block.generation)
         self._catalog.drop_shadow(block)
         self._catalog.fresh.pop(block.generation, None)
         self._catalog.counters.demoted += 1
@@ -471,6 +472,7 @@ class Mover:
             self._hot.arrived(file)
             block.hot_bytes = file.physical_bytes
             self._catalog.hot_order.add(block)
+            self._catalog.attributes_changed(block.generation)
         except BaseException as error:
             self._hot.remove(block.generation, file.physical_bytes)
             if isinstance(error, DeviceError):

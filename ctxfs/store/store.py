@@ -235,6 +235,13 @@ class Store:
 
     def find(self, directory: Directory, name: bytes, owner: int | None) -> Node:
         """Return what a name leads to for this process. Raises BlockNotFound."""
+        node = self.look(directory, name, owner)
+        if node is None:
+            raise BlockNotFound(repr(name))
+        return node
+
+    def look(self, directory: Directory, name: bytes, owner: int | None) -> Node | None:
+        """Like `find`; None where there is nothing. Raises NameTooLong, BadValue."""
         if owner is not None:
             for block in reversed(self.catalog.names.private_of(directory, name)):
                 if block.writing is not None and block.writing.owner == owner:
@@ -242,7 +249,6 @@ class Store:
         node = self.catalog.names.find(directory, name)
         if node is None:
             check_name(name)
-            raise BlockNotFound(repr(name))
         return node
 
     def is_private(self, directory: Directory, name: bytes) -> bool:
@@ -368,7 +374,7 @@ class Store:
                 raise BlockNotFound(repr(block.name))
             if self._hot.is_crowded:
                 raise TooManyOpen("too many files are open")
-            if not block.is_gone:
+            if not was_hot and not block.is_gone:
                 await self.mover.ensure_hot(block)
             try:
                 file = self._hot.acquire(block.generation)

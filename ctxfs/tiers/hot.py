@@ -9,6 +9,7 @@ of the kernel: files that were lent to it live on, unlinked and closed, while so
 import contextlib
 import errno
 import os
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ ARRIVING = ".arriving"  # how the names of files end whose content is not there 
 GONE = ".gone"  # of files whose block is gone, and that somebody has open
 SPARES_SHARE = 16  # at most this part of the tier is files without a block
 JOURNAL_ROOM_BYTES = 1 << 20  # kept free so that an entry always fits
+UNUSED_MAX = 256  # files that stay open after their last lease, for the next one
 
 
 def physical_ceiling(length: int, unit: int = PAGE_BYTES) -> int:
@@ -139,6 +141,9 @@ class HotTier:
         self.beside_bytes = 0  # what else lies in the tmpfs
         self._open: dict[int, HotFile] = {}
         self._growing: set[HotFile] = set()  # they may grow without our doing
+        # Of those, files without a lease, the longest unused first. None of them is removed.
+        self._unused: OrderedDict[int, HotFile] = OrderedDict()
+        self._unused_max = min(UNUSED_MAX, files_max // 8)
         blocks = path / "blocks"
         blocks.mkdir(mode=0o700, exist_ok=True)
         self._dirfd = os.open(blocks, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -150,7 +155,7 @@ class HotTier:
     @property
     def is_crowded(self) -> bool:
         """Whether no more files should be opened for clients: the rest is for what must go on."""
-        return len(self._open) >= self.files_max
+        return len(self._open) - len(self._unused) >= self.files_max
 
     # -- room
 
@@ -282,10 +287,15 @@ class HotTier:
         Raises FileNotFoundError if it is lost, TierTrouble if it cannot be opened now.
         """
         file = self._open.get(generation)
-        if file is not None:
-            file.leases += 1
-            return file
-        return self._open_file(generation, _name(generation))
+        if file is not None and not file.leases:
+            del self._unused[generation]
+            if not os.fstat(file.fd).st_nlink:  # removed behind our back
+                self._close(file)
+                file = None
+        if file is None:
+            return self._open_file(generation, _name(generation))
+        file.leases += 1
+        return file
 
     def acquire_gone(self, generation: int) -> HotFile:
         """Like `acquire`, for a block that is gone and was open in the daemon's former life."""
@@ -310,12 +320,20 @@ class HotTier:
         return file
 
     def release(self, file: HotFile) -> None:
-        """Give up one lease; the last one closes the file."""
+        """Give up one lease; some time after the last one, the file is closed."""
         file.leases -= 1
         if file.leases:
             return
         file.unmap()
         self.grows_no_more(file)
+        if file.removed or self._open.get(file.generation) is not file:
+            self._close(file)
+            return
+        self._unused[file.generation] = file
+        if len(self._unused) > self._unused_max:
+            self._close(self._unused.popitem(last=False)[1])
+
+    def _close(self, file: HotFile) -> None:
         if self._open.get(file.generation) is file:  # else another copy was made meanwhile
             del self._open[file.generation]
         os.close(file.fd)
@@ -330,6 +348,9 @@ class HotTier:
         `spare_size`: how long it is, if it may be kept for a block that comes.
         """
         file = self._open.get(generation)
+        if file is not None and not file.leases:
+            self._close(self._unused.pop(generation))
+            file = None
         if file is None:
             name = _name(generation)
             if not spare_size or not self.spares.keep(name, spare_size, physical_bytes):

@@ -5,6 +5,7 @@ import enum
 MAJOR = 7
 MINOR_MIN = 31  # what is older lays some messages out otherwise
 MINOR_MAX = 45
+MINOR_EPOCH = 44  # knows Notice.INC_EPOCH
 
 ROOT_NODE = 1
 PAGE_BYTES = 4096
@@ -60,6 +61,13 @@ class Opcode(enum.IntEnum):
 
 # Requests that the kernel wants no answer to; one would be an error.
 SILENT = frozenset((Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT))
+
+
+class Notice(enum.IntEnum):
+    """What the kernel may be told unasked."""
+
+    INVAL_INODE = 2
+    INC_EPOCH = 8
 
 
 class InitFlag(enum.IntFlag):

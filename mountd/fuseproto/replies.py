@@ -23,6 +23,7 @@ DIRENT_ALIGN = 8
 INIT_OUT = Struct("=IIIIHHIIHHIIH22x")
 
 BLKSIZE = 4096
+_NO_ATTR = (0,) * 16
 SECOND_NS = 1_000_000_000
 
 
@@ -102,6 +103,12 @@ def entry(attr: Attributes) -> bytes:
     entry_s, entry_ns = lifetime(attr.entry_s)
     attr_s, attr_ns = lifetime(attr.attr_s)
     return ENTRY.pack(attr.inode, 0, entry_s, attr_s, entry_ns, attr_ns, *_attr(attr))
+
+
+def missing(seconds: float) -> bytes:
+    """Return what LOOKUP is answered where nothing is, and for how long that may be believed."""
+    whole, rest = lifetime(seconds)
+    return ENTRY.pack(0, 0, whole, 0, rest, 0, *_NO_ATTR)
 
 
 def attributes(attr: Attributes) -> bytes:

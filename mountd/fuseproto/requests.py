@@ -5,7 +5,7 @@ data or pairs of numbers to the end of the message.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from mountd.fuseproto.constants import Opcode
 
 # length, opcode, unique, node, uid, gid, pid, length of extensions in units of 8 bytes
 HEADER = Struct("=IIQQIIIH2x")
+HEADER_BYTES = HEADER.size
 EXTENSION_UNIT_BYTES = 8
 FORGET_ONE = Struct("=QQ")
 
@@ -35,6 +36,7 @@ class Header(NamedTuple):
     uid: int
     gid: int
     pid: int  # the thread; 0 where there is none, or it cannot be seen from here
+    extensions: int = 0  # length, in units of 8 bytes
 
 
 class Nothing(NamedTuple):
@@ -317,6 +319,10 @@ class Layout:
     fixed: Struct  # the fields that are used; what is padding is skipped
     names: int = 0
     data: int | None = None  # which fixed field has the length of the data, if there is data
+    fixed_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fixed_bytes", self.fixed.size)
 
 
 _NO_FIXED = Struct("=")
@@ -377,9 +383,9 @@ LAYOUTS: dict[int, Layout] = {
 
 def parse_header(buffer: bytes | bytearray, length: int) -> Header:
     """Return the header of a message of `length` bytes. Raises Malformed."""
-    if length < HEADER.size:
+    if length < HEADER_BYTES:
         raise Malformed(f"{length} bytes are no request")
-    header = Header._make(HEADER.unpack_from(buffer)[:7])
+    header = Header._make(HEADER.unpack_from(buffer))
     if header.length != length:
         raise Malformed(f"a request of {header.length} bytes came as {length}")
     return header
@@ -390,18 +396,18 @@ def parse_body(header: Header, buffer: bytes | bytearray) -> Body:
 
     Raises Malformed, UnknownOpcode.
     """
-    end = header.length - HEADER.unpack_from(buffer)[7] * EXTENSION_UNIT_BYTES
-    start = HEADER.size
-    if end < start:
-        raise Malformed("its extensions are longer than itself")
+    start, end = HEADER_BYTES, header.length
+    if header.extensions:
+        end -= header.extensions * EXTENSION_UNIT_BYTES
+        if end < start:
+            raise Malformed("its extensions are longer than itself")
     layout = LAYOUTS.get(header.opcode)
     if layout is None:
         return _parse_special(header.opcode, buffer, end)
-    fixed = layout.fixed
-    if start + fixed.size > end:
-        raise Malformed(f"{end - start} bytes, where at least {fixed.size} are due")
-    fields: tuple[Any, ...] = fixed.unpack_from(buffer, start)
-    start += fixed.size
+    if start + layout.fixed_bytes > end:
+        raise Malformed(f"{end - start} bytes, where at least {layout.fixed_bytes} are due")
+    fields: tuple[Any, ...] = layout.fixed.unpack_from(buffer, start)
+    start += layout.fixed_bytes
     for _ in range(layout.names):
         stop = buffer.find(b"\0", start, end)
         if stop < 0:
@@ -440,7 +446,7 @@ def _parse_special(opcode: int, buffer: bytes | bytearray, end: int) -> Body:
 def pack(header: Header, body: Body) -> bytes:
     """Return a request as the kernel would send it; `header.length` is filled in."""
     content = _pack_body(header.opcode, body)
-    return HEADER.pack(HEADER.size + len(content), *header[1:], 0) + content
+    return HEADER.pack(HEADER_BYTES + len(content), *header[1:]) + content
 
 
 def _pack_body(opcode: int, body: Body) -> bytes:

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -100,11 +101,30 @@ class Daemon:
         return status
 
     def kill(self) -> None:
-        """End it without a chance to do anything."""
+        """End it without a chance to do anything: its parent too, so that the mount is dead."""
         assert self.process is not None
+        # Stopped, the parent starts no other; while it lives, its children are known.
+        self.process.send_signal(signal.SIGSTOP)
+        for child in children(self.process.pid):
+            kill_and_wait(child)
         self.process.kill()
         self.process.wait(STOP_S)
         self._close()
+
+    def kill_child(self) -> int:
+        """End the process that answers, without a chance to do anything; returns its pid.
+
+        Its parent starts the next one: see `wait_for_successor`.
+        """
+        pid = self.pid
+        kill_and_wait(pid)
+        return pid
+
+    def wait_for_successor(self, of: int) -> int:
+        """Wait until another process than `of` has claimed the state directory; return its pid."""
+        text = self.state / "daemon.pid"
+        wait_until(lambda: text.read_text().strip() not in ("", str(of)))
+        return self.pid
 
     def _close(self) -> None:
         assert self.process is not None
@@ -178,6 +198,28 @@ class Daemon:
                 while is_mounted(path):
                     subprocess.run(["umount", "-l", str(path)], check=True, capture_output=True)
         assert not is_mounted(self.mount)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, and not waited for."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
+def kill_and_wait(pid: int) -> None:
+    """SIGKILL, and return when the process has let go of everything."""
+    process = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        assert poll.poll(STOP_S * 1000), f"process {pid} does not end"
+    finally:
+        os.close(process)
 
 
 def is_mounted(path: Path) -> bool:

@@ -176,7 +176,7 @@ def test_looking_is_not_use(hot_only: Daemon) -> None:
     looked_at = hot_only.mount / "block0000"
     for number in range(30):
         for _ in range(5):
-            if looked_at.exists():
+            with contextlib.suppress(FileNotFoundError):  # it may go between two looks
                 looked_at.stat()
                 os.listdir(hot_only.mount)
                 os.listxattr(looked_at)

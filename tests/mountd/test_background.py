@@ -70,7 +70,7 @@ DAEMON = """
 import sys, types
 from mountd import check, cli
 
-def serve(config, ready):
+def serve(config, ready, fuse_fd):
     ready()
     with open(sys.argv[1], "w") as fifo:
         fifo.write((config.state / "daemon.pid").read_text())

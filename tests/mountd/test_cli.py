@@ -16,7 +16,7 @@ from ctxfs.units import GIB, MIB
 from mountd import check, cli, mounthelper, options
 from mountd.options import allow_other, may_allow_other, parse_options
 
-Serve = Callable[[Config, Callable[[], None]], int]
+Serve = Callable[[Config, Callable[[], None], int | None], int]
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +154,7 @@ def test_one_line_is_printed_when_the_mount_answers(
     told: list[str] = []
     monkeypatch.setattr("mountd.systemd.ready", told.append)
 
-    def serve(config: Config, ready: Callable[[], None]) -> int:
+    def serve(config: Config, ready: Callable[[], None], fuse_fd: int | None) -> int:
         assert (tmp_path / "state" / "daemon.pid").read_text() == f"{os.getpid()}\n"
         assert capsys.readouterr().out == ""
         ready()
@@ -210,7 +210,7 @@ def test_an_expected_error_is_a_line_and_its_status(
     status: int,
     lines: list[str],
 ) -> None:
-    def serve(config: Config, ready: Callable[[], None]) -> int:
+    def serve(config: Config, ready: Callable[[], None], fuse_fd: int | None) -> int:
         raise error
 
     serve_by(monkeypatch, serve)
@@ -219,7 +219,7 @@ def test_an_expected_error_is_a_line_and_its_status(
 
 
 def test_a_bug_is_not_hidden(point: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def serve(config: Config, ready: Callable[[], None]) -> int:
+    def serve(config: Config, ready: Callable[[], None], fuse_fd: int | None) -> int:
         raise ExceptionGroup("", [TierFull("no room"), TypeError("oops")])
 
     serve_by(monkeypatch, serve)
@@ -234,7 +234,7 @@ def test_two_daemons_cannot_share_a_state_directory(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def serve(config: Config, ready: Callable[[], None]) -> int:
+    def serve(config: Config, ready: Callable[[], None], fuse_fd: int | None) -> int:
         return cli.main([state, str(point)])
 
     serve_by(monkeypatch, serve)

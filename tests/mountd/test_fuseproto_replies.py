@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mountd.fuseproto import negotiation, replies
+from mountd.fuseproto import negotiation, notices, replies
 from mountd.fuseproto.constants import MINOR_MAX, InitFlag
 from mountd.fuseproto.negotiation import TooOld, agree
 from mountd.fuseproto.replies import SECOND_NS, Attributes
@@ -72,6 +72,27 @@ def test_lines_of_a_directory_can_be_read_back(
     assert found == [
         (attr.inode, place, name, attr.mode >> 12) for place, (attr, name) in enumerate(entries, 1)
     ]
+
+
+@given(LIFETIMES)
+def test_a_missing_name_is_an_entry_without_a_node(seconds: float) -> None:
+    content = replies.missing(seconds)
+    assert len(content) == 128
+    node, generation, entry_s, attr_s, entry_ns, attr_ns = unpack_from("=QQQQII", content)
+    assert (node, generation, attr_s, attr_ns) == (0, 0, 0, 0)
+    assert entry_s + entry_ns / SECOND_NS == pytest.approx(seconds, abs=1e-6)
+    assert not any(content[40:])
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_notices_are_answers_without_a_request(node: int) -> None:
+    content = notices.attributes_changed(node)
+    assert unpack_from("=IiQ", content) == (len(content), 2, 0) == (40, 2, 0)
+    inode, offset, length = unpack_from("=Qqq", content, 16)
+    assert (inode, length) == (node, 0)
+    assert offset < 0  # attributes alone: the pages stay
+    assert unpack_from("=IiQ", notices.names_changed()) == (16, 8, 0)
+    assert len(notices.names_changed()) == 16
 
 
 def test_types_in_a_directory_are_those_of_dirent() -> None:

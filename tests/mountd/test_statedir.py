@@ -12,7 +12,7 @@ import pytest
 from ctxfs.device import mounts, shm
 from ctxfs.errors import ConfigError, DeviceBusy, NoRoom
 from ctxfs.units import MIB
-from mountd.statedir import claim, default_state
+from mountd.statedir import PARENT_FILE, claim, default_state, named, owner
 
 HOLD = """
 import sys
@@ -41,6 +41,23 @@ def test_a_second_daemon_is_refused_with_the_pid_of_the_first(tmp_path: Path) ->
         assert (tmp_path / "daemon.pid").exists()
     with claim(tmp_path):
         pass
+
+
+def test_a_parent_and_its_child_share_a_directory(tmp_path: Path) -> None:
+    with claim(tmp_path, PARENT_FILE):
+        with claim(tmp_path):
+            assert owner(tmp_path) == owner(tmp_path, PARENT_FILE) == os.getpid()
+            assert named(tmp_path) == os.getpid()
+            with pytest.raises(DeviceBusy), claim(tmp_path, PARENT_FILE):
+                pass
+        assert (owner(tmp_path), owner(tmp_path, PARENT_FILE)) == (None, os.getpid())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_nobody_holds_has_no_owner(tmp_path: Path) -> None:
+    assert (owner(tmp_path), named(tmp_path)) == (None, None)
+    (tmp_path / "daemon.pid").write_text("77\n")
+    assert (owner(tmp_path), named(tmp_path)) == (None, 77)
 
 
 def test_a_failed_daemon_gives_the_directory_back(tmp_path: Path) -> None:

@@ -47,3 +47,44 @@ def test_a_socket_whose_name_is_too_long_is_said_with_the_reason(
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / ("n" * 200)))
     assert not systemd.ready("x")
     assert "systemd was not told READY=1: AF_UNIX path too long" in caplog.text
+
+
+def test_a_descriptor_is_kept_and_forgotten_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    reader, writer = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        assert systemd.store("mount", reader)
+        os.close(reader)
+        text, (kept,), _, _ = socket.recv_fds(manager, 4096, 4)
+        assert text == b"FDSTORE=1\nFDNAME=mount\nFDPOLL=0"
+        os.write(writer, b"through")
+        assert os.read(kept, 10) == b"through"
+        assert systemd.forget("mount")
+        assert manager.recv(4096) == b"FDSTOREREMOVE=1\nFDNAME=mount"
+    os.close(kept)
+    os.close(writer)
+
+
+def test_what_was_kept_is_for_the_process_it_is_given_to() -> None:
+    told = {"LISTEN_FDS": "1", "LISTEN_FDNAMES": "mount"}
+    for environ in ({}, told, told | {"LISTEN_PID": str(os.getppid())}):
+        given = dict(environ)
+        assert systemd.stored("mount", given) == []
+        assert given == {}
+
+
+def test_what_was_kept_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    fds = [os.memfd_create("kept", 0) for _ in range(3)]
+    monkeypatch.setattr(systemd, "FIRST_FD", fds[0])
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", "3")
+    monkeypatch.setenv("LISTEN_FDNAMES", "other:mount:mount")
+    assert systemd.keeps()
+    assert systemd.stored("mount") == fds[1:]
+    assert not systemd.keeps()
+    assert not any(os.get_inheritable(fd) for fd in fds)
+    for fd in fds:
+        os.close(fd)

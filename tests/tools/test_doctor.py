@@ -241,3 +241,11 @@ def test_report_on_this_machine_has_every_check(run: Run) -> None:
     names = [check["name"] for check in run("doctor", "--json").json]
     assert names[:3] == ["fuse device", "fusermount3", "passthrough"]
     assert {"io_uring", "processor", "memory", "nvme"} <= set(names)
+
+
+def test_a_daemon_that_was_followed_by_another_is_told_with_its_parent(tmp_path: Path) -> None:
+    stats = {**STATS, "parent_pid": 4000, "restarts": 3}
+    first, second, *_ = told(machine(tmp_path, {}), stats)
+    assert "pid 4242 (parent 4000)" in first.text
+    assert (second.state, second.name) == (_machine.WARN, "restarts /ctx")
+    assert "died 3 times" in second.text

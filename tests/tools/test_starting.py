@@ -171,7 +171,7 @@ def test_open_file_and_mapping_count_as_use(tmp_path: Path) -> None:
 
 def test_pid_of_another_program_is_not_taken_for_the_daemon(mount: FakeMount) -> None:
     mount.write_stats(STATS | {"pid": os.getpid()})
-    assert umount.daemon_of(Mount(str(mount.path))) is None
+    assert umount.daemon_of(Mount(str(mount.path))) == (None, None)
 
 
 def test_statistics_that_never_come_are_none(mount: FakeMount) -> None:
