@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import commands, rounds
+from bench import commands, places, profile, rounds
 from bench.daemon import DaemonFailed
 from bench.fio import FioFailed
 from bench.memory import NoStatistics
@@ -26,7 +26,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measure a ctxfs mount beside plain tmpfs, the local file system and fio. "
-        "`python -m bench memory` measures the daemon's memory for each block instead.",
+        "Instead, `python -m bench memory` measures the daemon's memory for each block, "
+        "`python -m bench profile` where the time of an open goes.",
         epilog=f"Measures: {', '.join(rounds.names())}.",
     )
     parser.add_argument("--size", type=block_size, default="2MiB", help="of a block (%(default)s)")
@@ -47,6 +48,13 @@ def parser() -> argparse.ArgumentParser:
         help="measures that begin like this, as in `put,get` (all of them)",
     )
     parser.add_argument("--no-fio", action="store_true", help="leave fio out")
+    parser.add_argument(
+        "--channel",
+        nargs="+",
+        choices=places.CHANNELS,
+        metavar="NAME",
+        help="of the own daemon: direct, pyfuse3; with both, there are two daemons, side by side",
+    )
     _common(parser)
     return parser
 
@@ -61,15 +69,43 @@ def memory_parser() -> argparse.ArgumentParser:
         "--bytes", type=int, choices=(0, 1), default=0, help="in each (%(default)s)"
     )
     _number(parser, "--each", 0, "blocks in a directory; 0: all in one")
+    _one_channel(parser)
     _common(parser)
     return parser
 
 
+def profile_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench profile",
+        description="Open and close one hot block again and again through the direct channel, and "
+        "see where the time goes: requests by kind, with the time in the daemon of each, and "
+        "the functions that take it.",
+    )
+    _number(parser, "--opens", 20_000, "that are timed")
+    _number(parser, "--functions", 20, "of the daemon to show, by their own time")
+    parser.add_argument("--size", type=size, default="2MiB", help="of the block (%(default)s)")
+    _where_to(parser)
+    return parser
+
+
+def _one_channel(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--channel",
+        nargs=1,
+        choices=places.CHANNELS,
+        metavar="NAME",
+        help="of the own daemon: direct, pyfuse3",
+    )
+
+
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mount", type=Path, metavar="DIR", help="this mount, no own daemon")
-    parser.add_argument("--channel", metavar="NAME", help="of the own daemon: direct, pyfuse3")
     parser.add_argument("--hot", type=size, metavar="SIZE", help="its hot tier (what is needed)")
     parser.add_argument("--cold", type=size, metavar="SIZE", help="its cold file (what is needed)")
+    _where_to(parser)
+
+
+def _where_to(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dir",
         type=Path,
@@ -140,10 +176,14 @@ def console() -> Console:
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     out = console()
-    memory = given[:1] == ["memory"]
-    options = memory_parser().parse_args(given[1:]) if memory else parser().parse_args(given)
+    name = given[0] if given[:1] in (["memory"], ["profile"]) else "places"
+    make_parser, command = {
+        "memory": (memory_parser, commands.memory_per_block),
+        "profile": (profile_parser, profile.where_an_open_goes),
+        "places": (parser, commands.side_by_side),
+    }[name]
+    options = make_parser().parse_args(given if name == "places" else given[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    command = commands.memory_per_block if memory else commands.side_by_side
     try:
         found = command(options, out)
     except (ValueError, DaemonFailed, NoStatistics, FioFailed, OSError) as error:
@@ -152,7 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         out.print("Interrupted; what it made is removed.")
         return 128 + signal.SIGINT
-    save("memory" if memory else "places", options, found, out)
+    save(name, options, found, out)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The two things that `python -m bench` does, from options to what goes into the JSON."""
+"""What `python -m bench` does, from options to what goes into the JSON."""
 
 import argparse
 import contextlib
@@ -30,22 +30,23 @@ def side_by_side(options: argparse.Namespace, out: Console) -> dict[str, Any]:
     cold_bytes = options.cold or max(COLD_MIN, room)
     with contextlib.ExitStack() as stack:
         base = stack.enter_context(places.workroom(options.dir))
+        mounts = list(_the_mounts(stack, options, base, hot_bytes, cold_bytes))
         where = [
-            stack.enter_context(_the_mount(options, base, hot_bytes, cold_bytes)),
+            *mounts,
             stack.enter_context(places.tmpfs(base)),
             stack.enter_context(places.directory_in(base, places.LOCAL)),
         ]
-        if not where[0].tiers:
+        if not mounts[0].tiers:
             out.print(f"{options.mount} is no ctxfs mount, so there is nothing to judge.")
         beside = _fio(options, base, cold_bytes, out) if cold else None
         facts = machine.facts(base)
         with out.status("") as status:
             results = rounds.run(plan, where, beside, work, status.update)
-        daemon = machine.daemon(options.mount or where[0].path)
+        daemons = {each.name: machine.daemon(options.mount or each.path) for each in mounts}
     report.print_figures(results, out)
     if found := report.verdicts(results):
         report.print_verdicts(found, out)
-    return {"machine": facts, "daemon": daemon, **report.as_json(results)}
+    return {"machine": facts, "daemons": daemons, **report.as_json(results)}
 
 
 def memory_per_block(options: argparse.Namespace, out: Console) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def memory_per_block(options: argparse.Namespace, out: Console) -> dict[str, Any
     cold_bytes = options.cold or max(COLD_MIN, hot_bytes)
     with contextlib.ExitStack() as stack:
         base = stack.enter_context(places.workroom(options.dir))
-        place = stack.enter_context(_the_mount(options, base, hot_bytes, cold_bytes))
+        (place,) = _the_mounts(stack, options, base, hot_bytes, cold_bytes)
         facts = machine.facts(base)
         out.print(f"Making {options.blocks:,} blocks of {options.bytes} bytes.")
         found = memory.measure(
@@ -64,7 +65,7 @@ def memory_per_block(options: argparse.Namespace, out: Console) -> dict[str, Any
             size=options.bytes,
             each=options.each,
         )
-        daemon = machine.daemon(options.mount or place.path)
+        daemons = {place.name: machine.daemon(options.mount or place.path)}
     out.print(
         f"{found.per_block:,.0f} bytes per block (must {MEMORY_MUST_BYTES}, aim "
         f"{MEMORY_AIM_BYTES}, at a million): {found.rss_before / MIB:.0f} MiB before, "
@@ -72,21 +73,22 @@ def memory_per_block(options: argparse.Namespace, out: Console) -> dict[str, Any
         f"{found.blocks / found.seconds:,.0f} made a second."
     )
     per_block = {**asdict(found), "per_block": found.per_block}
-    return {"machine": facts, "daemon": daemon, "memory": per_block}
+    return {"machine": facts, "daemons": daemons, "memory": per_block}
 
 
-@contextlib.contextmanager
-def _the_mount(options: argparse.Namespace, base: Path, hot: int, cold: int) -> Iterator[Place]:
-    """The mount to measure: the one given, or one of our own."""
+def _the_mounts(
+    stack: contextlib.ExitStack, options: argparse.Namespace, base: Path, hot: int, cold: int
+) -> Iterator[Place]:
+    """The mounts to measure: the one given, or one of our own for each channel asked for."""
     if options.mount is not None:
-        with places.mounted(options.mount.absolute()) as place:
-            yield place
+        yield stack.enter_context(places.mounted(options.mount.absolute()))
         return
-    arguments = ["--hot", str(hot), "--cold", f"{base / 'cold'}:{cold}"]
-    if options.channel:
-        arguments += ["--channel", options.channel]
-    with places.own_mount(base, arguments) as place:
-        yield place
+    channels = options.channel or ["auto"]
+    for channel in channels:
+        name = channel if len(channels) > 1 else places.CTXFS
+        arguments = ["--hot", str(hot), "--cold", f"{base / f'cold-{name}'}:{cold}"]
+        arguments += ["--channel", channel]
+        yield stack.enter_context(places.own_mount(base, arguments, name=name))
 
 
 def _fio(options: argparse.Namespace, base: Path, file_bytes: int, out: Console) -> fio.Fio | None:

@@ -27,11 +27,18 @@ class NoFuse(DaemonFailed):
 class Daemon:
     """One `ctx-mountd` in the foreground, in a session of its own so that Ctrl-C is ours alone."""
 
-    def __init__(self, mount_point: Path, state: Path, arguments: list[str]) -> None:
+    def __init__(
+        self,
+        mount_point: Path,
+        state: Path,
+        arguments: list[str],
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.mount_point = mount_point
         self.state = state
         self.log = state.parent / f"{state.name}.log"
         self._arguments = arguments
+        self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -46,6 +53,7 @@ class Daemon:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
+                env=self._environment,
             )
         assert process.stdout is not None
         if not _said_ready(process.stdout):

@@ -44,6 +44,7 @@ class Fio:
             seconds=result["io_bytes"] / result["bw_bytes"],
             p50_us=times["50.000000"] / 1e3,
             p99_us=times["99.000000"] / 1e3,
+            p999_us=times["99.900000"] / 1e3,
         )
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from bench.daemon import Daemon, check_fuse, remove_tree, unmount
 
 CTXFS = "ctxfs"
+DIRECT, PYFUSE3 = CHANNELS = ("direct", "pyfuse3")  # mounts of both in one run
+OURS = (CTXFS, *CHANNELS)
 PLAIN = "given"  # a directory that was given as the mount and is none
 TMPFS = "tmpfs"
 LOCAL = "local"
@@ -42,13 +44,20 @@ def workroom(parent: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def own_mount(base: Path, arguments: list[str]) -> Iterator[Place]:
-    """A daemon with its state in `base`; all of its mount is ours."""
+def own_mount(
+    base: Path,
+    arguments: list[str],
+    *,
+    name: str = CTXFS,
+    environment: dict[str, str] | None = None,
+) -> Iterator[Place]:
+    """A daemon with all that it keeps in `base`; all of its mount is ours."""
     check_fuse()
-    mount_point = base / "ctx"
-    mount_point.mkdir()
-    with Daemon(mount_point, base / "state", arguments):
-        yield Place(CTXFS, mount_point, tiers=True)
+    folder = base / name
+    mount_point = folder / "ctx"
+    mount_point.mkdir(parents=True)
+    with Daemon(mount_point, folder / "state", arguments, environment):
+        yield Place(name, mount_point, tiers=True)
 
 
 @contextlib.contextmanager

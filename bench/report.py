@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.places import CTXFS
+from bench.places import LOCAL, OURS, TMPFS
 from bench.rounds import Results, Row
 from bench.samples import Sample
 from bench.targets import TARGETS, Target
@@ -23,11 +23,15 @@ class Middle:
     high: float
 
 
+RIVALS = (TMPFS, LOCAL)  # what the figures of all places are shown as multiples of
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One target, and what was measured against it."""
 
     target: Target
+    place: str
     clients: int
     value: Middle
     ours: float  # rate, per second: bytes or operations
@@ -49,15 +53,14 @@ def verdicts(results: Results) -> list[Verdict]:
     found = []
     for target in TARGETS:
         for row, ours in results.samples.items():
-            if row.measure != target.measure or row.place != CTXFS:
+            if row.measure != target.measure or row.place not in OURS:
                 continue
             theirs = results.samples.get(Row(row.measure, row.clients, target.over))
             if target.over and theirs is None:
                 continue
             value = middle(_values(target, ours, theirs or []))
-            found.append(
-                Verdict(target, row.clients, value, _rate(ours), _rate(theirs) if theirs else None)
-            )
+            rival = _rate(theirs) if theirs else None
+            found.append(Verdict(target, row.place, row.clients, value, _rate(ours), rival))
     return found
 
 
@@ -67,6 +70,11 @@ def _values(target: Target, ours: list[Sample], theirs: list[Sample]) -> list[fl
         return [sample.p50_us for sample in ours if sample.p50_us is not None]
     if target.figure == "per_second":
         return [sample.rate for sample in ours]
+    return ratios(ours, theirs)
+
+
+def ratios(ours: list[Sample], theirs: list[Sample]) -> list[float]:
+    """Our rate over theirs, round by round."""
     return [mine.rate / other.rate for mine, other in zip(ours, theirs, strict=True)]
 
 
@@ -82,8 +90,9 @@ def print_verdicts(found: list[Verdict], out: Console) -> None:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for heading in ("what", "at once", "ctxfs", "against", "value", "spread", "must", "aim", ""):
-        left = heading in ("what", "against", "")
+    headings = ("what", "where", "at once", "rate", "against", "value", "spread", "must", "aim", "")
+    for heading in headings:
+        left = heading in ("what", "where", "against", "")
         table.add_column(heading, justify="left" if left else "right")
     for verdict in found:
         target = verdict.target
@@ -94,6 +103,7 @@ def print_verdicts(found: list[Verdict], out: Console) -> None:
             against = f"{against} {show_rate(verdict.theirs, is_bytes=is_bytes)}"
         table.add_row(
             target.measure,
+            verdict.place,
             str(verdict.clients),
             show_rate(verdict.ours, is_bytes=is_bytes),
             against,
@@ -124,7 +134,9 @@ def print_figures(results: Results, out: Console) -> None:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for heading in ("what", "at once", "where", "rate", "spread", "p50 us", "p99 us"):
+    percentiles = ("p50 us", "p99 us", "p99.9 us")
+    against = tuple(f"/ {rival}" for rival in RIVALS)
+    for heading in ("what", "at once", "where", "rate", "spread", *percentiles, *against):
         left = heading in ("what", "where")
         table.add_column(heading, justify="left" if left else "right")
     last = None
@@ -141,8 +153,8 @@ def print_figures(results: Results, out: Console) -> None:
             row.place,
             show_rate(line["rate"]["median"], is_bytes=is_bytes),
             f"{100 * (line['rate']['high'] - line['rate']['low']) / line['rate']['median']:.0f} %",
-            _microseconds(line["p50_us"]),
-            _microseconds(line["p99_us"]),
+            *(_median(line[name]) for name in ("p50_us", "p99_us", "p999_us")),
+            *(_multiple(results, row, rival) for rival in RIVALS),
         )
     out.print(table)
 
@@ -153,19 +165,40 @@ def _order(results: Results, row: Row) -> int:
     return groups.index((row.measure, row.clients))
 
 
-def _microseconds(value: dict[str, float] | None) -> str:
-    return "" if value is None else f"{value['median']:,.1f}"
+def _median(value: dict[str, float] | None) -> str:
+    return "" if value is None else microseconds(value["median"])
+
+
+def microseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f}"
+
+
+def _multiple(results: Results, row: Row, rival: str) -> str:
+    found = against_rivals(results, row).get(rival)
+    return "" if found is None else f"{found.median:.2f}"
+
+
+def against_rivals(results: Results, row: Row) -> dict[str, Middle]:
+    """The rate of `row` over that of each rival it was measured beside, by the rival's place."""
+    beside = {
+        rival: results.samples.get(Row(row.measure, row.clients, rival))
+        for rival in RIVALS
+        if rival != row.place
+    }
+    return {
+        rival: middle(ratios(results.samples[row], theirs))
+        for rival, theirs in beside.items()
+        if theirs is not None
+    }
 
 
 def figures(samples: list[Sample]) -> dict[str, Any]:
     """Medians and extremes over the rounds of one row."""
-    p50 = [sample.p50_us for sample in samples if sample.p50_us is not None]
-    p99 = [sample.p99_us for sample in samples if sample.p99_us is not None]
-    return {
-        "rate": asdict(middle([sample.rate for sample in samples])),
-        "p50_us": asdict(middle(p50)) if p50 else None,
-        "p99_us": asdict(middle(p99)) if p99 else None,
-    }
+    found: dict[str, Any] = {"rate": asdict(middle([sample.rate for sample in samples]))}
+    for name in ("p50_us", "p99_us", "p999_us"):
+        values = [value for each in samples if (value := getattr(each, name)) is not None]
+        found[name] = asdict(middle(values)) if values else None
+    return found
 
 
 def as_json(results: Results) -> dict[str, Any]:
@@ -175,6 +208,9 @@ def as_json(results: Results) -> dict[str, Any]:
             {
                 **asdict(row),
                 **figures(samples),
+                "ratios": {
+                    rival: asdict(found) for rival, found in against_rivals(results, row).items()
+                },
                 "unit": "bytes/s" if samples[0].bytes else "operations/s",
                 "rounds": [asdict(sample) for sample in samples],
             }

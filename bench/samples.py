@@ -13,6 +13,7 @@ class Sample:
     seconds: float
     p50_us: float | None = None
     p99_us: float | None = None
+    p999_us: float | None = None
 
     @property
     def rate(self) -> float:
@@ -20,16 +21,30 @@ class Sample:
         return (self.bytes or self.operations) / self.seconds
 
 
-def from_durations(durations_ns: list[int], *, size: int, seconds: float | None = None) -> Sample:
+def from_durations(
+    durations_ns: list[int],
+    *,
+    size: int,
+    seconds: float | None = None,
+    operations: int | None = None,
+) -> Sample:
     """A sample of operations of `size` bytes each.
 
     `seconds` is what all of them took together; left out, they came one after the other.
+    `operations`: how many took these seconds, where they are others than those of `durations_ns`.
     """
     ordered = sorted(durations_ns)
+    count = len(ordered) if operations is None else operations
     return Sample(
-        operations=len(ordered),
-        bytes=size * len(ordered),
+        operations=count,
+        bytes=size * count,
         seconds=sum(ordered) / 1e9 if seconds is None else seconds,
         p50_us=statistics.median(ordered) / 1e3,
-        p99_us=ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] / 1e3,
+        p99_us=at(ordered, 990) / 1e3,
+        p999_us=at(ordered, 999) / 1e3,
     )
+
+
+def at(ordered: list[int], thousandth: int) -> int:
+    """The value that so many thousandths of `ordered`, which is sorted, lie below."""
+    return ordered[min(len(ordered) - 1, len(ordered) * thousandth // 1000)]

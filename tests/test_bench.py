@@ -13,7 +13,7 @@ from bench import memory, places, report, rounds
 from bench.__main__ import main
 from bench.daemon import Daemon, DaemonFailed, NoFuse, check_fuse, is_mounted, mounts
 from bench.measures import Measure, Workload
-from bench.places import CTXFS, FIO, LOCAL, TMPFS, Place
+from bench.places import CHANNELS, CTXFS, FIO, LOCAL, TMPFS, Place
 from bench.rounds import Results, Row
 from bench.samples import Sample, from_durations
 from bench.targets import TARGETS
@@ -65,7 +65,48 @@ def test_a_mount_of_its_own_is_judged_and_removed(tmp_path: Path) -> None:
     assert {row["place"] for row in found["rows"]} == {CTXFS, TMPFS, LOCAL}
     assert {row["measure"] for row in found["rows"] if row["place"] == CTXFS} == set(rounds.names())
     assert {verdict["target"]["over"] for verdict in found["verdicts"]} == {"", TMPFS, LOCAL}
-    assert found["daemon"]["channel"]
+    assert found["daemons"][CTXFS]["channel"]
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.mount
+def test_both_channels_are_measured_beside_each_other(tmp_path: Path) -> None:
+    try:
+        check_fuse()
+    except NoFuse as error:
+        pytest.skip(str(error))
+    work, file = tmp_path / "work", tmp_path / "out.json"
+    work.mkdir()
+    both = ["--channel", "direct", "pyfuse3", "--cold", "64MiB", "--only", "put,get,open,miss"]
+    assert main([*SMALL, *both, "--dir", str(work), "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert {row["place"] for row in found["rows"]} == {*CHANNELS, TMPFS, LOCAL}
+    assert {name: each["channel"] for name, each in found["daemons"].items()} == {
+        name: name for name in CHANNELS
+    }
+    assert {verdict["place"] for verdict in found["verdicts"]} == set(CHANNELS)
+    for row in found["rows"]:
+        assert row["p50_us"]["median"] <= row["p99_us"]["median"] <= row["p999_us"]["median"]
+        assert set(row["ratios"]) == {TMPFS, LOCAL} - {row["place"]}
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.mount
+def test_a_profile_of_an_open_shows_the_requests_it_makes(tmp_path: Path) -> None:
+    try:
+        check_fuse()
+    except NoFuse as error:
+        pytest.skip(str(error))
+    work, file = tmp_path / "work", tmp_path / "out.json"
+    work.mkdir()
+    few = ["--opens", "50", "--size", "4KiB"]
+    assert main(["profile", *few, "--dir", str(work), "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    kinds = {each["name"]: each for each in found["requests"]}
+    assert 0.5 < kinds["OPEN"]["per_open"] <= 1
+    assert {"read_us", "perform_us", "answer_us", "total_us"} <= set(kinds["RELEASE"])
+    assert set(found["calls"]) == {"open", "close"}
+    assert any("readv" in each["function"] for each in found["functions"])
     assert list(work.iterdir()) == []
 
 

@@ -140,10 +140,10 @@ class HotTier:
         self._blocks_bytes = 0
         self.beside_bytes = 0  # what else lies in the tmpfs
         self._open: dict[int, HotFile] = {}
-        self._growing: set[HotFile] = set()  # they may grow without our doing
         # Of those, files without a lease, the longest unused first. None of them is removed.
         self._unused: OrderedDict[int, HotFile] = OrderedDict()
         self._unused_max = min(UNUSED_MAX, files_max // 8)
+        self._growing: set[HotFile] = set()  # they may grow without our doing
         blocks = path / "blocks"
         blocks.mkdir(mode=0o700, exist_ok=True)
         self._dirfd = os.open(blocks, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

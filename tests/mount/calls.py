@@ -20,6 +20,7 @@ MAP_SHARED = 1
 MAP_FAILED = (1 << 64) - 1
 PROT_READ = 1
 PROT_WRITE = 2
+MS_SYNC = 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -53,6 +54,7 @@ _libc.mmap.argtypes = (
     ctypes.c_long,
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.seekdir.argtypes = (ctypes.c_void_p, ctypes.c_long)
 
 
@@ -93,19 +95,35 @@ class Pages:
         _check(_libc.munmap(self._address, self._length))
 
 
-class WritablePages(Pages):
-    """The same for writing; outlives the descriptor that it is made of."""
+class Mapping:
+    """A shared mapping of an open file that may be written, and holds no descriptor either.
+
+    The caller keeps to what the file has: beyond its end there is SIGBUS.
+    """
 
     def __init__(self, fd: int, length: int) -> None:
-        address = _libc.mmap(None, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+        both = PROT_READ | PROT_WRITE
+        address = _libc.mmap(None, length, both, MAP_SHARED, fd, 0)
         if address == MAP_FAILED:
             _check(-1)
-        self._address, self._length = address, length
+        self._address: int = address
+        self.length = length
 
-    def store(self, content: bytes) -> None:
-        """Change the first bytes."""
-        assert len(content) <= self._length
-        ctypes.memmove(self._address, content, len(content))
+    def read(self, start: int, end: int) -> bytes:
+        """The bytes from `start` to `end`."""
+        return ctypes.string_at(self._address + start, end - start)
+
+    def write(self, start: int, data: bytes) -> None:
+        """Store."""
+        ctypes.memmove(self._address + start, data, len(data))
+
+    def sync(self) -> None:
+        """msync(2), of all of it."""
+        _check(_libc.msync(self._address, self.length, MS_SYNC))
+
+    def close(self) -> None:
+        """Unmap."""
+        _check(_libc.munmap(self._address, self.length))
 
 
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ctxfs.codec.digest import DIGEST_NAME, digest
-from tests.mount.calls import Pages, WritablePages
+from tests.mount.calls import Mapping, Pages
 from tests.mount.harness import (
     MIB,
     Actor,
@@ -250,10 +250,10 @@ def test_a_mapping_that_outlives_its_close_keeps_the_block_from_being_sealed(
     def play() -> Iterator[Any]:
         fd = os.open(path, BOTH)
         os.ftruncate(fd, MIB)
-        pages = WritablePages(fd, MIB)
+        pages = Mapping(fd, MIB)
         os.close(fd)
         yield None
-        pages.store(content)
+        pages.write(0, content)
         yield None
         pages.close()
         yield None
@@ -294,10 +294,10 @@ def test_fsync_of_a_closed_block_does_not_wait_for_a_mapping_to_end(cold: Daemon
     def play() -> Iterator[Any]:
         fd = os.open(path, BOTH)
         os.ftruncate(fd, MIB)
-        pages = WritablePages(fd, MIB)
+        pages = Mapping(fd, MIB)
         os.close(fd)
         yield None
-        pages.store(noise(7, MIB))
+        pages.write(0, noise(7, MIB))
         yield None
         pages.close()
         yield None
