@@ -416,10 +416,10 @@ def test_the_next_daemon_does_not_seal_what_is_still_mapped(direct: Daemon) -> N
     def play() -> Iterator[Any]:
         fd = os.open(path, BOTH)
         os.ftruncate(fd, MIB)
-        pages = WritablePages(fd, MIB)
+        pages = Mapping(fd, MIB)
         os.close(fd)
         yield None
-        pages.store(content)
+        pages.write(0, content)
         yield None
         pages.close()
         yield None
