@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import trio
@@ -34,7 +34,9 @@ IDLE_S = 1.0  # then a writer's grant is for others
 SEAL_WAIT_MIN_S = 0.001
 SEAL_WAIT_MAX_S = 1.0
 SET_ID = stat.S_ISUID | stat.S_ISGID
-HELD_S = 0.02  # a mapping that lives on for so long is one that its owner goes on to use
+# A mapping that lives on for so long is one that its owner goes on to use; where the machine is
+# busy, the kernel takes a while to let go of a file that was closed.
+HELD_S = 0.2
 
 
 class Way(enum.Enum):
@@ -56,6 +58,7 @@ class _Written:
     asks: bool = False  # more room was asked for
     seal_wait_s: float = SEAL_WAIT_MIN_S
     sealer: trio.Event | None = None  # who is to seal it waits for this
+    looked: trio.Event = field(default_factory=trio.Event)  # the sealer looks again
 
 
 class Lending:
@@ -227,6 +230,15 @@ class Lending:
                 await written.sealer.wait()
         finally:
             written.sealer = None
+            written.looked.set()
+            written.looked = trio.Event()
+
+    async def wait_looked(self, block: Block) -> None:
+        """Return when it pays to ask again whether a block is sealed."""
+        written = self._written.get(block.generation)
+        if written is not None and written.sealer is not None:
+            await written.looked.wait()
+        await trio.lowlevel.checkpoint()
 
     def wake_sealer(self, block: Block) -> bool:
         """Whether somebody waits to seal the block, and looks again now."""

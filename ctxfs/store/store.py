@@ -758,7 +758,7 @@ class Store:
             if self.lending.is_held(block):
                 return
             await self.thawed(block)
-            await trio.lowlevel.checkpoint()
+            await self.lending.wait_looked(block)
         if block.is_gone:
             raise BlockNotFound(repr(block.name))
 
