@@ -390,6 +390,50 @@ def test_blocks_are_found_again_after_the_daemon_was_killed(direct: Daemon) -> N
         assert is_sealed_as(direct, key, content)
 
 
+# -- the next daemon
+
+
+def test_a_writer_writes_on_while_no_daemon_lives_and_the_next_one_seals_it(
+    direct: Daemon,
+) -> None:
+    path, content = direct.mount / "k", noise(8, 6 * MIB)
+    fd = os.open(f"{path}.tmp", BOTH)
+    os.write(fd, content[:MIB])
+    old = direct.kill_child()
+    os.write(fd, content[MIB : 3 * MIB])
+    direct.wait_for_successor(old)
+    os.write(fd, content[3 * MIB :])
+    assert os.fstat(fd).st_size == 6 * MIB
+    os.rename(f"{path}.tmp", path)
+    os.close(fd)
+    assert is_sealed_as(direct, "k", content)
+    assert hot(direct)["reserved_bytes"] == 0
+
+
+def test_the_next_daemon_does_not_seal_what_is_still_mapped(direct: Daemon) -> None:
+    path, content = direct.mount / "k", noise(9, MIB)
+
+    def play() -> Iterator[Any]:
+        fd = os.open(path, BOTH)
+        os.ftruncate(fd, MIB)
+        pages = Mapping(fd, MIB)
+        os.close(fd)
+        yield None
+        pages.write(0, content)
+        yield None
+        pages.close()
+        yield None
+
+    with Actor(play) as writer:
+        writer.step()
+        direct.wait_for_successor(direct.kill_child())
+        assert direct.get("k", "state") == "writing"
+        writer.step()
+        assert direct.get("k", "state") == "writing"
+        writer.step()
+        assert is_sealed_as(direct, "k", content)
+
+
 # -- room
 
 
