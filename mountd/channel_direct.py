@@ -348,6 +348,10 @@ def mounted(
         path, fsname=fsname, allow_other=allow_other, privileged=chosen.privileged, fd=fuse_fd
     )
     try:
+        goes_on = session is not None and session.resumed is not None
+        if device.adopted and not goes_on and device_fuse.is_mounted(device.fd):
+            # Nobody will ask to agree again, so waiting for it would hang all programs.
+            raise ConfigError(f"{path}: the mount cannot be taken over: its session is lost")
         yield DirectChannel(device, operations, chosen, session)
     except BaseException:
         device.leave()

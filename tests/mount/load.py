@@ -13,7 +13,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import random
-import signal
 import struct
 import sys
 import time
@@ -36,7 +35,7 @@ BODY_MAX = 2 * MIB
 STEADY = "steady"  # how names begin that clients leave alone
 HELD_MAX = 3  # files that a process keeps open or mapped for a while
 SLOTS, SLOT, SLOT_HANDLE = 12288, 64, struct.Struct("<Q")  # of the session file
-HANG_S = 120.0  # of one operation, until its process is taken for hung
+HANG_S = 60.0  # from being told to stop, until a process is taken for hung
 # No such key; and no room where everything is in use.
 ALLOWED = {errno.ENOENT, errno.ENOSPC}
 
@@ -117,7 +116,6 @@ class Client:
 
     def _do(self, operation: Callable[[], None]) -> None:
         name = operation.__name__
-        signal.setitimer(signal.ITIMER_REAL, HANG_S)
         before = time.monotonic()
         try:
             operation()
@@ -128,7 +126,6 @@ class Client:
             self.tally.refused[f"{name} {errno.errorcode[error.errno or 0]}"] += 1
         pause = time.monotonic() - before
         self.tally.pauses[name] = max(pause, self.tally.pauses.get(name, 0.0))
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _any(self) -> Path:
         return self._mount / self._dice.choice(self._keys)
@@ -258,8 +255,12 @@ Work = Callable[[Callable[[], bool]], Any]
 class Crowd:
     """Processes that work until they are told to stop. Use as a context manager."""
 
-    def __init__(self, works: Sequence[Work]) -> None:
-        """Each of `works` gets a function that says whether to stop; what it returns is kept."""
+    def __init__(self, daemon: Daemon, works: Sequence[Work]) -> None:
+        """Each of `works` gets a function that says whether to stop; what it returns is kept.
+
+        If one of them hangs, the daemon is killed.
+        """
+        self._daemon = daemon
         context = multiprocessing.get_context("fork")
         self._stop = context.Event()
         self._members = []
@@ -271,7 +272,6 @@ class Crowd:
             self._members.append((process, ours))
 
     def _work(self, work: Work, answer: Connection) -> None:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # what hangs in the kernel dies only so
         try:
             answer.send((None, work(self._stop.is_set)))
         except BaseException as error:
@@ -286,18 +286,26 @@ class Crowd:
         self._stop.set()
         answers, complaints = [], []
         members, self._members = self._members, []
+        deadline = time.monotonic() + HANG_S
         for process, pipe in members:
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                complaints.append(f"process {process.pid} hung")
+                self._end_mount()
             try:
                 complaint, answer = pipe.recv()
             except EOFError:
-                complaint, answer = "died, of SIGALRM if an operation hung", None
+                complaint, answer = "died", None
             process.join()
-            if complaint:
-                complaints.append(f"process {process.pid} ({process.exitcode}): {complaint}")
-            answers.append(answer)
             pipe.close()
+            complaints += [f"process {process.pid}: {complaint}"] * bool(complaint)
+            answers.append(answer)
         assert not complaints, "\n".join(complaints)
         return answers
+
+    def _end_mount(self) -> None:
+        """What waits for an answer that does not come cannot even be killed before."""
+        if self._daemon.process is not None:
+            self._daemon.kill()
 
     def __enter__(self) -> Crowd:
         return self

@@ -25,6 +25,7 @@ from tests.mount.load import (
     Client,
     Crowd,
     Tally,
+    Work,
     check_every_key,
     check_nothing_leaked,
     content,
@@ -131,7 +132,8 @@ def test_clients_see_no_error_and_no_wrong_byte_while_the_daemon_is_killed(
             return Client(daemon.mount, number, keys=KEYS, cold=cold is not None).go_on(stop)
 
         clients = [partial(client, number) for number in range(CLIENTS)]
-        with Crowd([partial(look_on, held), partial(write_on, written), *clients]) as crowd:
+        works: list[Work] = [partial(look_on, held), partial(write_on, written), *clients]
+        with Crowd(daemon, works) as crowd:
             kill_again_and_again(daemon, crowd)
             (mapped_s, open_s), expected, *tallies = crowd.stop()
         tally = total(tallies)

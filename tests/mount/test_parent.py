@@ -514,3 +514,67 @@ def test_a_command_for_children_means_the_same_anywhere(
         "state": f"{tmp_path}/s",
         "cold": [f"{tmp_path}/c:1GiB", f"{tmp_path}/d"],
     }
+
+
+# -- the next daemon goes on with the mount
+
+
+def test_a_client_of_a_killed_daemon_waits_for_the_next_one(hot_only: Daemon) -> None:
+    path = hot_only.put("block", b"content")
+    hot_only.wait_sealed("block")
+    with open(path, "rb") as file:
+        old = hot_only.kill_child()
+        assert path.read_bytes() == b"content"
+        assert hot_only.pid != old
+        assert file.read() == b"content"
+    stats = hot_only.stats()
+    assert (stats["pid"], stats["restarts"]) == (hot_only.pid, 1)
+    assert hot_only.stop() == 0
+    assert not is_mounted(hot_only.mount)
+    assert os.listdir(hot_only.state) == []
+
+
+def test_a_replaced_daemon_is_noticed_by_nobody(hot_only: Daemon) -> None:
+    path = hot_only.put("block", b"content")
+    hot_only.wait_sealed("block")
+    old = hot_only.pid
+    with open(path, "rb") as file:
+        done = ctx_mountd("--replace", "--state", hot_only.state)
+        assert (done.returncode, done.stderr) == (0, "")
+        new = hot_only.pid
+        assert done.stdout == f"ctxfs: {hot_only.state}: pid {new} answers in place of pid {old}\n"
+        assert new != old
+        assert file.read() == path.read_bytes() == b"content"
+    assert hot_only.stats()["restarts"] == 0
+    assert hot_only.stop() == 0
+
+
+def test_a_configuration_that_changed_does_not_move_the_mount(hot_only: Daemon) -> None:
+    toml = hot_only.state.parent / "ctxfs.toml"
+    toml.write_text('[mount]\nchannel = "pyfuse3"\n[defaults]\nttl = "1h"\n')
+    done = ctx_mountd("--replace", "--state", hot_only.state)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert hot_only.channel == "direct"
+    hot_only.put("block", b"content")
+    assert float(hot_only.get("block", "ttl")) > 3500
+
+
+def test_a_daemon_that_is_killed_again_and_again_is_given_up(hot_only: Daemon) -> None:
+    assert hot_only.process is not None
+    for number in range(5):
+        assert hot_only.stats()["restarts"] == number
+        hot_only.kill_child()
+    assert hot_only.process.wait(LONGEST_S) == 1
+    assert f"{hot_only.mount} is unmounted" in hot_only.log()
+    assert not is_mounted(hot_only.mount)
+
+
+def test_a_mount_whose_session_is_lost_is_ended(hot_only: Daemon) -> None:
+    assert hot_only.process is not None
+    hot_only.process.send_signal(signal.SIGSTOP)  # no successor comes before the file is gone
+    hot_only.kill_child()
+    (hot_only.state / "hot/session").unlink()
+    hot_only.process.send_signal(signal.SIGCONT)
+    assert hot_only.process.wait(LONGEST_S) == 2
+    assert "the mount cannot be taken over" in hot_only.log()
+    assert not is_mounted(hot_only.mount)

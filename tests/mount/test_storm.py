@@ -43,7 +43,7 @@ def test_in_a_storm_on_shared_names_every_byte_is_right_and_nothing_leaks(
     start: Callable[..., Daemon], cold: str | None
 ) -> None:
     daemon = start(hot="18MiB", cold=cold, config=IMPATIENT)
-    with Crowd(clients(daemon, cold=cold is not None)) as crowd:
+    with Crowd(daemon, clients(daemon, cold=cold is not None)) as crowd:
         crowd.wait(SECONDS)
         tally = total(crowd.stop())
     assert all(tally.done.values())
