@@ -71,6 +71,13 @@ class Beliefs:
             self.take_back_names()
         self._names[place] = self._clock_ns() + int(seconds * SECOND_NS) + LATE_NS
 
+    def forget_name(self, place: Place) -> None:
+        """The kernel is about to hear of a node that it never knew by this name, for no time.
+
+        Whatever it believed before goes with that, on its way or not.
+        """
+        self._names.pop(place, None)
+
     def name_changed(self, directory: int, name: bytes) -> None:
         """A name leads elsewhere, or nowhere, from now on."""
         until_ns = self._names.pop((directory, name), None)

@@ -87,6 +87,8 @@ class Translator:
         """Answer where a name leads; from now on the kernel may believe it."""
         if attr.entry_s:
             self._beliefs.tell_name((parent, name), attr.entry_s)
+        elif self._ops.is_private(attr.inode):
+            self._beliefs.forget_name((parent, name))
         return replies.entry(self._believable(attr))
 
     def _believable(self, attr: Attr) -> Attributes:
@@ -168,6 +170,9 @@ class Translator:
                 replace=not flags & constants.RENAME_NOREPLACE,
                 exchange=bool(flags & constants.RENAME_EXCHANGE),
             )
+        for place in ((header.node, old), (parent, new)):
+            if self._ops.is_written_under(*place):
+                self._beliefs.name_changed(*place)  # what moved there is not so for its writer
         return DONE
 
     # -- attributes

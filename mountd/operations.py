@@ -317,6 +317,16 @@ class Operations:
             again.held = self._store.hold(node)
         return self._attr(node)
 
+    def is_private(self, inode: int) -> bool:
+        """Whether a block is found by name by its writer alone."""
+        node = self._names.by_inode.get(inode)
+        return isinstance(node, Block) and not node.published and not node.is_gone
+
+    def is_written_under(self, parent: int, name: bytes) -> bool:
+        """Whether a name leads elsewhere for somebody who writes under it."""
+        directory = self._names.by_inode.get(parent)
+        return isinstance(directory, Directory) and self._store.is_private(directory, name)
+
     def _find_in_control(self, parent: int, name: bytes) -> Attr:
         if parent != DIRECTORY_INODE:
             self._directory(parent)  # raises what is wrong with it

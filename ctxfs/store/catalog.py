@@ -208,14 +208,11 @@ class Catalog:
         self.shadows[block.generation] = self._shadow_metas[shadow.generation] = shadow
         self.cold.note(Put(shadow))
 
-    def _changed_beneath(
-        self, directory: Directory, name: bytes, *, is_known: bool = False
-    ) -> None:
-        """A published name came, went, or leads elsewhere; `is_known`: to all who care."""
+    def _changed_beneath(self, directory: Directory, name: bytes) -> None:
+        """A published name came, went, or leads elsewhere."""
         directory.mtime_ns = self.clock().wall_ns
         self.attributes_changed(directory.inode)
-        if not is_known:
-            self.name_changed(directory.inode, name)
+        self.name_changed(directory.inode, name)
 
     def drop_hot(self, block: Block, *, spare: bool = False) -> None:
         """Remove the hot copy; the room comes back when nobody has it open any more.
@@ -307,9 +304,7 @@ class Catalog:
         block.ctime_ns = now.wall_ns
         if was_published and was_at != place:
             self._changed_beneath(*was_at)
-        # Since its writer looked it up, nobody was told more of this name than held at the moment.
-        is_known = not was_published and was_at == place and block.lookups > 0
-        self._changed_beneath(*place, is_known=is_known)
+        self._changed_beneath(*place)
         if block.writing is not None and not was_published:
             if not block.writing.time_given:
                 block.mtime_ns = now.wall_ns

@@ -70,6 +70,7 @@ class Mover:
         self._cold = catalog.cold
         self._turn = trio.StrictFIFOLock()  # one at a time makes room, in order of asking
         self._changed = trio.Event()
+        self._is_awaited = False
         self._crowded = trio.Event()
         self._flights: dict[int, _Flight] = {}
         self._moving: set[int] = set()
@@ -90,8 +91,15 @@ class Mover:
 
     def lease_ended(self) -> None:
         """Somebody let go of bytes; who waits for room may try again."""
-        self._changed.set()
-        self._changed = trio.Event()
+        if self._is_awaited:  # mostly nobody does
+            self._is_awaited = False
+            self._changed.set()
+            self._changed = trio.Event()
+
+    def _next_change(self) -> trio.Event:
+        """Return what is set when a lease ends; to be taken before looking, so as to miss none."""
+        self._is_awaited = True
+        return self._changed
 
     def release_file(self, file: HotFile) -> None:
         """Give up a lease on a hot file; if it was removed, its room may have come back."""
@@ -165,7 +173,7 @@ class Mover:
         await self._leave_hot_all(victims)
 
     async def _free_or_wait(self, need_bytes: int, asked_at: float) -> None:
-        changed = self._changed
+        changed = self._next_change()
         stuck: set[int] = set()
         if await self._free(need_bytes, stuck, strict=True):
             return
@@ -285,7 +293,7 @@ class Mover:
         """Return when what is on its way to the cold tier now has arrived."""
         pending = self._moving - self._flights.keys()
         while pending := pending & self._moving:
-            await self._changed.wait()
+            await self._next_change().wait()
 
     def is_moving(self, block: Block) -> bool:
         """Whether a copy of it is being made."""
@@ -301,7 +309,7 @@ class Mover:
         cold = self._cold
         assert cold is not None
         while block.generation in self._moving:
-            await self._changed.wait()
+            await self._next_change().wait()
         if block.is_gone:
             raise BlockNotFound("it went away before it could be moved")
         if not self._catalog.is_cold(block):
