@@ -168,6 +168,10 @@ class Translator:
                 replace=not flags & constants.RENAME_NOREPLACE,
                 exchange=bool(flags & constants.RENAME_EXCHANGE),
             )
+        for directory, name in ((header.node, old), (parent, new)):
+            # What was believed of the other name would hold against what its writer publishes.
+            if self._ops.is_being_written(directory, name):
+                self._beliefs.name_changed(directory, name)
         return DONE
 
     # -- attributes

@@ -737,6 +737,10 @@ class Operations:
         owner = process.process_of(caller.pid) if self._store.is_private(directory, name) else 0
         self._store.unlink(directory, name, owner)
 
+    def is_being_written(self, parent: int, name: bytes) -> bool:
+        """Whether somebody is about to publish something under a name."""
+        return self._store.is_private(self._directory(parent), name)
+
     def rename(
         self,
         old_parent: int,
