@@ -208,7 +208,7 @@ class Client:
             check(pages.content(), f"the mapping of {name}")
             pages.close()
         else:
-            check(_read(fd), f"the open {name}")
+            check(_read(fd), f"the open {name}, inode {os.fstat(fd).st_ino},")
             os.close(fd)
 
     # -- names and attributes

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.mount.calls import RENAME_EXCHANGE, rename
 from tests.mount.harness import (
     MIB,
     Actor,
@@ -83,6 +84,21 @@ def test_a_block_that_takes_another_s_place_is_seen_at_once(direct: Daemon) -> N
             direct.put("k", content)
             assert other.step() == content
             assert path.stat().st_size == len(content)
+
+
+@pytest.mark.parametrize("flags", [0, RENAME_EXCHANGE])
+def test_a_block_is_seen_at_once_though_its_name_was_given_away_while_it_was_written(
+    direct: Daemon, flags: int
+) -> None:
+    path, other = direct.put("k", b"old"), direct.put("other", b"other")
+    with watcher(path.read_bytes) as reader, watcher(other.read_bytes) as before:
+        assert (reader.step(), before.step()) == (b"old", b"other")
+        with open(path, "r+b") as file:
+            file.write(b"new")
+            elsewhere(lambda: rename(other, path, flags))
+            assert reader.step() == b"other"
+            assert path.read_bytes() == b"old"  # its writer's own still, which is not flushed yet
+        assert reader.step() == path.read_bytes() == b"new"
 
 
 def test_a_block_is_seen_at_once_by_who_missed_it_just_before(direct: Daemon) -> None:

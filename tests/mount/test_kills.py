@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +17,7 @@ import pytest
 
 from mountd import channels
 from tests.mount.calls import Pages
-from tests.mount.harness import MIB, Daemon, noise, wait_until
+from tests.mount.harness import MIB, Daemon, noise
 from tests.mount.load import (
     STEADY,
     Client,
@@ -51,6 +49,7 @@ LENDS = channels.what_root_lacks() is None and channels.kernel_is_old(os.uname()
 
 pytestmark = [
     pytest.mark.channel("direct"),
+    pytest.mark.timeout(240 + 10 * KILLS),
     pytest.mark.skipif(not LENDS, reason="needs root, and Linux 6.9 or later"),
 ]
 
@@ -96,21 +95,8 @@ def kill_again_and_again(daemon: Daemon, crowd: Crowd) -> None:
     for _ in range(KILLS):
         if not crowd.wait(dice.random() * BETWEEN_S):
             return
-        kill_child(daemon)
+        daemon.wait_for_successor(daemon.kill_child())
     crowd.wait(BETWEEN_S)
-
-
-def kill_child(daemon: Daemon) -> None:
-    """End the process that answers, and return when there is another."""
-    pid = daemon.pid
-    os.kill(pid, signal.SIGKILL)
-
-    def is_succeeded() -> bool:
-        with suppress(ValueError):  # it is just being written
-            return daemon.pid != pid
-        return False
-
-    wait_until(is_succeeded)
 
 
 @pytest.mark.parametrize("cold", [None, "192MiB"])

@@ -442,6 +442,7 @@ def assert_same(found: bytes, expected: bytes, where: str) -> None:
         )
 
 
+@pytest.mark.timeout(300 + SECONDS)
 def test_blocks_being_written_are_what_a_model_of_them_says(shared: Daemon, place: Path) -> None:
     seeds: Iterator[int] = itertools.count() if SEED is None else iter([int(SEED)])
     end = time.monotonic() + SECONDS

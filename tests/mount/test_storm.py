@@ -38,6 +38,7 @@ def clients(daemon: Daemon, *, cold: bool) -> list[Work]:
     return [partial(client, number) for number in range(CLIENTS)]
 
 
+@pytest.mark.timeout(300 + SECONDS)
 @pytest.mark.parametrize("cold", [None, "192MiB"])
 def test_in_a_storm_on_shared_names_every_byte_is_right_and_nothing_leaks(
     start: Callable[..., Daemon], cold: str | None
