@@ -445,6 +445,7 @@ class Store:
 
         It goes on while its own process has it open for writing, or nobody else could see it, or
         nobody else opened it since it was published. A lock file is one and the same to all.
+        What was published is never cut: somebody may have it open, or mapped, which nobody tells.
         """
         if block.is_gone:
             return False  # overwritten since its name was looked up; its last close is on its way
@@ -454,11 +455,11 @@ class Store:
         is_shared = is_lock(block.name)
         if writing is not None and is_shared:
             return True
+        if flags & os.O_TRUNC and not is_shared:
+            return False
         if writing is not None and writing.owner == owner:
-            if writing.writers:
-                return True
-            return not writing.seen and not flags & os.O_TRUNC
-        if block.state is not State.SEALED or (flags & os.O_TRUNC and not is_shared):
+            return bool(writing.writers) or not writing.seen
+        if block.state is not State.SEALED:
             return False
         if self.catalog.is_cold(block) or self.mover.is_moving(block):
             return False

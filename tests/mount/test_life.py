@@ -241,6 +241,24 @@ def test_old_generation_stays_for_everybody_else_until_the_new_one_is_closed(pla
     assert attribute(path, "generation") != generation
 
 
+def test_writing_anew_what_is_still_open_for_writing_leaves_its_readers_alone(place: Path) -> None:
+    path = place / "k"
+    with open(path, "wb", buffering=0) as first:
+        first.write(b"old")
+        os.close(os.dup(first.fileno()))  # publishes
+        with open(path, "rb", buffering=0) as reader:
+            mapping = mmap.mmap(reader.fileno(), 0, prot=mmap.PROT_READ)
+            with open(path, "wb", buffering=0) as second:
+                assert os.fstat(reader.fileno()).st_size == 3
+                assert mapping[:] == b"old"
+                second.write(b"newer")
+            assert reader.read() == b"old"
+            assert mapping[:] == b"old"
+            mapping.close()
+    assert path.read_bytes() == b"newer"
+    assert elsewhere(path.read_bytes) == b"newer"
+
+
 def test_opened_without_truncation_a_block_starts_with_the_old_bytes(place: Path) -> None:
     # LMCache local_disk with O_DIRECT, and NIXL: O_WRONLY|O_CREAT over a longer block
     path = place / "kept"
