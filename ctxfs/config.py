@@ -18,6 +18,7 @@ from ctxfs.relations import (
     broken_relations,
     default_block_bytes_max,
     default_hot_bytes,
+    default_operation_deadline_ns,
 )
 from ctxfs.settings import (
     SINGLE_TABLES,
@@ -248,6 +249,9 @@ def _build(values: dict[tuple[str, int], dict[str, Any]], state: Path, memory_by
     tables["limits"].setdefault(
         "block_bytes_max", default_block_bytes_max(tables["hot"]["size_bytes"])
     )
+    if "operation_deadline_ns" not in tables["limits"]:
+        hot, limits = HotConfig(**tables["hot"]), Limits(**tables["limits"])
+        tables["limits"]["operation_deadline_ns"] = default_operation_deadline_ns(hot, limits)
     devices = [each for (table, _), each in sorted(values.items()) if table == "cold"]
     return Config(
         cold=tuple(ColdConfig(**each) for each in devices if "path" in each),

@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ctxfs.settings import Config
-from ctxfs.units import GIB, KIB, MIB, format_size
+from ctxfs.settings import Config, HotConfig, Limits
+from ctxfs.units import GIB, KIB, MIB, SECOND_NS, format_duration, format_size
 
 HOT_BYTES_MIN = 8 * MIB
 COLD_BYTES_MIN = 16 * MIB
@@ -24,6 +24,11 @@ def default_block_bytes_max(hot_bytes: int) -> int:
     return min(16 * GIB, hot_bytes)
 
 
+def default_operation_deadline_ns(hot: HotConfig, limits: Limits) -> int:
+    """Two minutes, or twice what a request may wait for room or for a tier, if that is longer."""
+    return max(120 * SECOND_NS, 2 * hot.room_wait_ns, 2 * limits.read_deadline_ns)
+
+
 Relation = tuple[tuple[str, ...], str]
 
 
@@ -39,6 +44,13 @@ def broken_relations(config: Config, memory_bytes: int) -> Iterator[Relation]:
         yield ("defaults.ttl",), "a block would expire at once; write none for no limit"
     if config.limits.read_deadline_ns == 0:
         yield ("limits.read_deadline",), "nothing answers in no time; write at least 1ms"
+    for key, wait_ns in (
+        ("hot.room_wait", config.hot.room_wait_ns),
+        ("limits.read_deadline", config.limits.read_deadline_ns),
+    ):
+        if config.limits.operation_deadline_ns <= wait_ns:
+            text = f"must be longer than {key}, {format_duration(wait_ns)}"
+            yield ("limits.operation_deadline", key), text
 
 
 def _broken_sizes(config: Config, memory_bytes: int) -> Iterator[Relation]:

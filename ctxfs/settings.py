@@ -134,6 +134,9 @@ class Limits:
     read_deadline_ns: int = field(
         default=30 * SECOND_NS, metadata=_key("read_deadline", WAIT, reread=True)
     )
+    operation_deadline_ns: int = field(
+        default=120 * SECOND_NS, metadata=_key("operation_deadline", WAIT, reread=True)
+    )
     drain_ns: int = field(default=60 * SECOND_NS, metadata=_key("drain", WAIT, reread=True))
 
 

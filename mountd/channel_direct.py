@@ -20,18 +20,29 @@ from mountd import device_fuse, process
 from mountd.backings import Backings
 from mountd.beliefs import Beliefs
 from mountd.channels import ChosenChannel
+from mountd.deadlines import Waiter
 from mountd.device_fuse import FuseDevice
-from mountd.direct_requests import AT_ONCE, MAY_WAIT, Answer, Translator
+from mountd.direct_requests import (
+    AT_ONCE,
+    MAY_WAIT,
+    PATIENT,
+    UNTIMED,
+    Answer,
+    Translator,
+    is_for_reading,
+)
 from mountd.fuseproto import negotiation, replies
-from mountd.fuseproto.constants import MINOR_EPOCH, MINOR_MIN, PAGE_BYTES, SILENT
+from mountd.fuseproto.constants import MINOR_EPOCH, MINOR_MIN, PAGE_BYTES, SILENT, Opcode
 from mountd.fuseproto.negotiation import Agreement
 from mountd.fuseproto.requests import (
     HEADER,
     Body,
+    Create,
     Header,
     Init,
     Interrupt,
     Malformed,
+    Mknod,
     UnknownOpcode,
     parse_body,
     parse_header,
@@ -57,13 +68,17 @@ INTERRUPT_POLL_S = 0.1  # how often a request that goes on after a signal is loo
 class _Reader:
     """Who reads requests now, or did until one of them had to wait."""
 
-    __slots__ = ("_succeed", "buffer", "header", "scope", "was_succeeded")
+    __slots__ = (
+        "_succeed", "buffer", "header", "is_answered", "scope", "waiter", "was_succeeded",
+    )  # fmt: skip
 
     def __init__(self, buffer: bytearray, succeed: Callable[[_Reader], None]) -> None:
         self.buffer = buffer
         self.scope = trio.CancelScope()
         self.header: Header | None = None  # of the request in hand
         self.was_succeeded = False
+        self.waiter: Waiter | None = None  # while the request in hand waits
+        self.is_answered = False  # it is, as overdue, while the task has not ended yet
         self._succeed = succeed
 
     def suspended(self) -> None:
@@ -205,8 +220,11 @@ class DirectChannel:
                 await self._read_on(reader)
         finally:
             if reader.was_succeeded and reader.header is not None:
-                del self._waiting[reader.header.unique]
-        if reader.scope.cancelled_caught and reader.header is not None:
+                self._waiting.pop(reader.header.unique, None)
+                if reader.waiter is not None:
+                    self._operations.deadlines.over(reader.waiter)
+        ended = reader.scope.cancelled_caught and not reader.is_answered
+        if ended and reader.header is not None:
             self._device.answer(replies.failure(reader.header.unique, errno.EINTR))
         if len(self._buffers) < SPARE_BUFFERS:
             self._buffers.append(reader.buffer)
@@ -240,7 +258,29 @@ class DirectChannel:
         assert reader.header is not None
         self._in_hand(None)
         self._waiting[reader.header.unique] = reader
+        reader.waiter = self._watch(reader, reader.header)
         self._nursery.start_soon(self._read_requests)
+
+    def _watch(self, reader: _Reader, header: Header) -> Waiter | None:
+        if header.opcode in UNTIMED:
+            return None
+        body = parse_body(header, reader.buffer)
+
+        def end(error: CtxfsError) -> None:
+            # At once: the task may be waiting for a device, and that can be for ever.
+            del self._waiting[header.unique]
+            reader.is_answered = True
+            self._device.answer(replies.failure(header.unique, error.code))
+            reader.scope.cancel()
+
+        return self._operations.deadlines.begin(
+            Opcode(header.opcode).name,
+            header.node,
+            end,
+            name=body.name if isinstance(body, Create | Mknod) else b"",
+            is_patient=header.opcode in PATIENT,
+            is_reader=is_for_reading(body),
+        )
 
     async def _answer_one(self, reader: _Reader, length: int) -> None:
         try:
@@ -260,6 +300,9 @@ class DirectChannel:
                 answer = at_once(self._translator, header, body)
             else:
                 answer = await self._perform(reader, header, body)
+                if reader.is_answered:
+                    self._translator.take_back(header, answer)
+                    return
         except Exception as error:
             self._refuse(header, body, error)
             return

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import pyfuse3
 import trio
 
 from ctxfs.errors import ConfigError, CtxfsError
 from mountd.channels import ChosenChannel
+from mountd.deadlines import Waiter
+from mountd.noticing import noticing
 from mountd.operations import (
     NAME_BYTES_MAX,
     PAGE_BYTES,
@@ -27,8 +32,11 @@ from mountd.session import Session
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # Requests that wait (for room, a promotion, an event) hold a task each; others go on beside them.
 TASKS_MAX = 1024
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 
 
 @contextmanager
@@ -67,6 +75,44 @@ def _caller(ctx: pyfuse3.RequestContext) -> Caller:
     return Caller(ctx.uid, ctx.gid, ctx.pid)
 
 
+class _Wait(Generic[T]):
+    """A request's work, in a task of its own, and who waits for what comes of it."""
+
+    def __init__(self) -> None:
+        self.over = trio.Event()
+        self._scope = trio.CancelScope()
+        self._results: list[T] = []
+        self._error: Exception | None = None
+        self._is_late = False
+
+    def end(self, error: CtxfsError) -> None:
+        """It waited too long."""
+        self._error, self._is_late = error, True
+        self.over.set()
+        self._scope.cancel()
+
+    async def carry_out(self, steps: Awaitable[T], undo: Callable[[T], None]) -> None:
+        try:
+            with self._scope:
+                result = await steps
+                if self._is_late:
+                    undo(result)
+                else:
+                    self._results.append(result)
+        except Exception as error:
+            if not self._is_late:
+                self._error = error
+            elif not isinstance(error, CtxfsError | RetryLookup | OSError):
+                raise
+        finally:
+            self.over.set()
+
+    def outcome(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
 class Pyfuse3Channel(pyfuse3.Operations):
     """What pyfuse3 calls for each request of the kernel."""
 
@@ -76,6 +122,42 @@ class Pyfuse3Channel(pyfuse3.Operations):
     def __init__(self, operations: Operations) -> None:
         super().__init__()
         self._ops = operations
+        self.nursery: trio.Nursery | None = None  # of requests that may wait
+
+    async def _timed(
+        self,
+        operation: str,
+        inode: int,
+        steps: Coroutine[Any, Any, T],
+        *,
+        name: bytes = b"",
+        is_patient: bool = False,
+        is_reader: bool = False,
+        undo: Callable[[T], None] = lambda result: None,
+    ) -> T:
+        """Await `steps`, but no longer than the deadline; `undo` what comes of them later.
+
+        Then they go on by themselves to where they can be cancelled: a device may hang for ever.
+        """
+        assert self.nursery is not None
+        wait = _Wait[T]()
+        deadlines = self._ops.deadlines
+
+        async def carry_out() -> None:
+            waiters: list[Waiter] = []
+            begin = partial(
+                deadlines.begin,
+                operation, inode, wait.end, name=name, is_patient=is_patient, is_reader=is_reader,
+            )  # fmt: skip
+            try:
+                await wait.carry_out(noticing(steps, lambda: waiters.append(begin())), undo)
+            finally:
+                for waiter in waiters:
+                    deadlines.over(waiter)
+
+        self.nursery.start_soon(carry_out)
+        await wait.over.wait()
+        return wait.outcome()
 
     async def lookup(
         self,
@@ -113,7 +195,8 @@ class Pyfuse3Channel(pyfuse3.Operations):
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
         with _answering():
-            return _attributes(await self._ops.setattr(inode, change, fh, _caller(ctx)))
+            steps = self._ops.setattr(inode, change, fh, _caller(ctx))
+            return _attributes(await self._timed("SETATTR", inode, steps, is_patient=True))
 
     async def mknod(
         self,
@@ -124,7 +207,9 @@ class Pyfuse3Channel(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         with _answering():
-            return _attributes(await self._ops.make_file(parent_inode, name, mode, _caller(ctx)))
+            steps = self._ops.make_file(parent_inode, name, mode, _caller(ctx))
+            made = await self._timed("MKNOD", parent_inode, steps, name=name, undo=self._unmake)
+            return _attributes(made)
 
     async def mkdir(
         self,
@@ -204,8 +289,18 @@ class Pyfuse3Channel(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         with _answering():
-            handle, attr = await self._ops.create(parent_inode, name, mode, flags, _caller(ctx))
+            steps = self._ops.create(parent_inode, name, mode, flags, _caller(ctx))
+            handle, attr = await self._timed(
+                "CREATE", parent_inode, steps, name=name, undo=self._uncreate
+            )
         return _file(handle), _attributes(attr)
+
+    def _unmake(self, made: Attr) -> None:
+        self._ops.forget(made.inode, 1)  # the kernel never heard of it
+
+    def _uncreate(self, created: tuple[int, Attr]) -> None:
+        self._ops.abandon(created[0])
+        self._unmake(created[1])
 
     async def open(
         self,
@@ -214,7 +309,13 @@ class Pyfuse3Channel(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.FileInfo:
         with _answering():
-            handle, direct = await self._ops.open(inode, flags, _caller(ctx))
+            handle, direct = await self._timed(
+                "OPEN",
+                inode,
+                self._ops.open(inode, flags, _caller(ctx)),
+                is_reader=not flags & WRITES,
+                undo=lambda opened: self._ops.abandon(opened[0]),
+            )
         return _file(handle, direct=direct)
 
     # pyfuse3 takes any contiguous buffer here, and copies it once, to the kernel.
@@ -226,7 +327,8 @@ class Pyfuse3Channel(pyfuse3.Operations):
 
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
         with _answering():
-            return await self._ops.write(fh, off, buf)
+            steps = self._ops.write(fh, off, buf)
+            return await self._timed("WRITE", self._ops.inode_of(fh), steps, is_patient=True)
 
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
         with _answering():
@@ -238,11 +340,12 @@ class Pyfuse3Channel(pyfuse3.Operations):
 
     async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
         with _answering():
-            await self._ops.fsync(fh)
+            steps = self._ops.fsync(fh)
+            await self._timed("FSYNC", self._ops.inode_of(fh), steps, is_patient=True)
 
     async def fsyncdir(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
         with _answering():
-            await self._ops.fsync_directory()
+            await self._timed("FSYNCDIR", 0, self._ops.fsync_directory(), is_patient=True)
 
     async def opendir(
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
@@ -284,7 +387,8 @@ class Pyfuse3Channel(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> None:
         with _answering():
-            await self._ops.setxattr(inode, name, value)
+            steps = self._ops.setxattr(inode, name, value)
+            await self._timed("SETXATTR", inode, steps, is_patient=True)
 
     async def getxattr(
         self, inode: pyfuse3.InodeT, name: pyfuse3.XAttrNameT, ctx: pyfuse3.RequestContext
@@ -302,7 +406,8 @@ class Pyfuse3Channel(pyfuse3.Operations):
         self, inode: pyfuse3.InodeT, name: pyfuse3.XAttrNameT, ctx: pyfuse3.RequestContext
     ) -> None:
         with _answering():
-            await self._ops.removexattr(inode, name)
+            steps = self._ops.removexattr(inode, name)
+            await self._timed("REMOVEXATTR", inode, steps, is_patient=True)
 
 
 def _file(handle: int, *, direct: bool = False) -> pyfuse3.FileInfo:
@@ -313,15 +418,21 @@ def _file(handle: int, *, direct: bool = False) -> pyfuse3.FileInfo:
 class Pyfuse3Mount:
     """A mount that pyfuse3 answers."""
 
+    def __init__(self, channel: Pyfuse3Channel) -> None:
+        self._channel = channel
+
     async def serve(
         self,
         scope: trio.CancelScope,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Answer the kernel until the mount is ended (then cancel `scope`), or until cancelled."""
-        task_status.started()
         try:
-            await pyfuse3.main(max_tasks=TASKS_MAX)
+            async with trio.open_nursery() as nursery:
+                self._channel.nursery = nursery
+                task_status.started()
+                await pyfuse3.main(max_tasks=TASKS_MAX)
+                nursery.cancel_scope.cancel()
         except* OSError as group:
             _, others = group.split(_is_end)
             if others is not None:
@@ -356,11 +467,12 @@ def mounted(
     options = {"default_permissions", f"fsname={fsname}", "subtype=ctxfs"}
     if allow_other:
         options.add("allow_other")
+    channel = Pyfuse3Channel(operations)
     try:
-        pyfuse3.init(Pyfuse3Channel(operations), str(path), options)
+        pyfuse3.init(channel, str(path), options)
     except RuntimeError as error:
         raise ConfigError(f"cannot mount at {path}: {error}; see ctx doctor") from error
     try:
-        yield Pyfuse3Mount()
+        yield Pyfuse3Mount(channel)
     finally:
         pyfuse3.close(unmount=True)

@@ -280,6 +280,19 @@ class Translator:
         await self._ops.fsync(body.handle)
         return DONE
 
+    def take_back(self, header: Header, answer: Answer) -> None:
+        """Undo what the kernel must not keep of a request that was answered with an error before.
+
+        What it did to blocks may stay, as behind any request that came too late.
+        """
+        if header.opcode in (Opcode.OPEN, Opcode.CREATE):
+            number = replies.handle_of(answer)
+            node = header.node if header.opcode == Opcode.OPEN else replies.inode_of(answer)
+            self._backings.give_back(node, number)
+            self._ops.abandon(number)
+        if header.opcode in (Opcode.CREATE, Opcode.MKNOD):
+            self._ops.forget(replies.inode_of(answer), 1)
+
     # -- directories
 
     def opendir(self, header: Header, body: requests.Open) -> Answer:
@@ -403,3 +416,21 @@ MAY_WAIT: dict[int, Callable[[Translator, Header, Any], Coroutine[Any, Any, Answ
     Opcode.SETXATTR: Translator.setxattr,
     Opcode.REMOVEXATTR: Translator.removexattr,
 }
+# These may take as long as it takes to write a block out, or wait for that.
+PATIENT = frozenset(
+    (
+        Opcode.SETATTR,
+        Opcode.WRITE,
+        Opcode.FSYNC,
+        Opcode.FSYNCDIR,
+        Opcode.SETXATTR,
+        Opcode.REMOVEXATTR,
+    )
+)
+# Waits for nothing but the next event, and for that a moment only.
+UNTIMED = frozenset((Opcode.READ,))
+
+
+def is_for_reading(body: object) -> bool:
+    """Whether this is an open that programs expect to be a miss where a tier is in trouble."""
+    return isinstance(body, requests.Open) and not body.flags & WRITES

@@ -41,6 +41,7 @@ from ctxfs.store.lending import Way
 from ctxfs.store.store import Handle, NewOwner, Store
 from mountd import process
 from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory, Reader
+from mountd.deadlines import Deadlines
 from mountd.session import OpenFile, OpenFlag, Session
 
 log = logging.getLogger(__name__)
@@ -178,6 +179,7 @@ class Operations:
         store: Store,
         attributes: Attributes,
         control: ControlDirectory,
+        deadlines: Deadlines,
         *,
         trouble_is_error: bool,
         session: Session | None = None,
@@ -188,6 +190,7 @@ class Operations:
         self._names = store.catalog.names
         self._attributes = attributes
         self._control = control
+        self.deadlines = deadlines  # of the requests that the channel has put to sleep
         self._session = session
         self.trouble_is_error = trouble_is_error
         self.lifetimes = Lifetimes()
@@ -711,6 +714,17 @@ class Operations:
             self._store.release(opened.handle)
         if self._session is not None:
             self._session.remove(number)
+
+    def inode_of(self, number: int) -> int:
+        """Return the inode of an open file; 0 where it is none, or one of `.ctx`."""
+        opened = self._opened.get(number)
+        handle = opened.handle if opened is not None else None
+        return handle.block.generation if handle is not None else 0
+
+    def abandon(self, number: int) -> None:
+        """Undo an open that was refused in the end: what only it made is not published."""
+        self._opened[number].killed = True
+        self.release(number)
 
     async def fsync(self, number: int) -> None:
         """Return when the block is on the cold tier's medium."""

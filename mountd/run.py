@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -34,10 +35,11 @@ from ctxfs.store.recovery import recover
 from ctxfs.store.store import Store
 from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
 from ctxfs.tiers.hot import HotTier
-from mountd import channels, device_fuse, logs, mounts, systemd
+from mountd import channels, device_fuse, logs, mounts, systemd, watchdog
 from mountd.channels import ChosenChannel
 from mountd.check import memory_bytes
 from mountd.control import ControlDirectory
+from mountd.deadlines import Deadlines
 from mountd.operations import Operations
 from mountd.options import may_allow_other
 from mountd.session import Session
@@ -100,11 +102,17 @@ async def _serve(config: Config, ready: Callable[[], None], fuse_fd: int | None)
                     await nursery.start(_run_signals, daemon, nursery.cancel_scope)
                     await nursery.start(mount.serve, nursery.cancel_scope)
                     gc.freeze()  # what was found stays: no use looking there for garbage
+                    nursery.start_soon(watchdog.watched, _on_stall(fuse_fd))
                     ready()
             with trio.CancelScope(shield=True):
                 await daemon.finish()
             services.cancel_scope.cancel()
         daemon.close()
+
+
+def _on_stall(fuse_fd: int | None) -> Callable[[], None]:
+    """What is done when the loop stands still; a parent, if there is one, starts the next."""
+    return partial(watchdog.stalled_main, has_heir=fuse_fd is not None)
 
 
 class Mount(Protocol):
@@ -194,11 +202,17 @@ class Daemon:
         self.channel = channels.choose(config.mount.channel)
         self.mover = Mover(catalog, mover_limits(config))
         self.store = Store(catalog, self.mover, block_bytes_max=config.limits.block_bytes_max)
+        self.deadlines = Deadlines(
+            catalog,
+            deadline_s=config.limits.operation_deadline_ns / SECOND_NS,
+            trouble_is_error=config.defaults.on_trouble == "error",
+        )
         statistics = Statistics(
             catalog,
             mount=str(config.mount.path),
             state=str(config.state),
             channel=self.channel,
+            deadlines=self.deadlines,
             why_not_uring={str(d.path): d.why_not_uring for d in devices if d.why_not_uring},
         )
         control = ControlDirectory(
@@ -215,6 +229,7 @@ class Daemon:
             self.store,
             self.attributes,
             control,
+            self.deadlines,
             trouble_is_error=config.defaults.on_trouble == "error",
             session=session,
         )
@@ -226,7 +241,9 @@ class Daemon:
         self.mover.limits = mover_limits(config)
         self.store.block_bytes_max = config.limits.block_bytes_max
         self.attributes.bytes_max = config.limits.attributes_bytes_max
-        self.operations.trouble_is_error = config.defaults.on_trouble == "error"
+        trouble_is_error = config.defaults.on_trouble == "error"
+        self.operations.trouble_is_error = self.deadlines.trouble_is_error = trouble_is_error
+        self.deadlines.deadline_s = config.limits.operation_deadline_ns / SECOND_NS
 
     def reread(self) -> None:
         """SIGHUP: the log file anew, and the configuration as far as it can be taken over."""
@@ -327,6 +344,7 @@ async def _assemble(
     _prepare_root(catalog, config)
     if cold is not None:
         await services.start(_run_cold, cold)
+    await services.start(daemon.deadlines.run)
     await services.start(daemon.mover.run)
     await services.start(daemon.store.run)
     return daemon

@@ -15,6 +15,7 @@ from ctxfs.store.events import utc_text
 from ctxfs.tiers.cold import ColdStatistics
 from mountd import child
 from mountd.channels import ChosenChannel
+from mountd.deadlines import Deadlines
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -29,12 +30,14 @@ class Statistics:
         mount: str,
         state: str,
         channel: ChosenChannel,
+        deadlines: Deadlines,
         why_not_uring: Mapping[str, str],
     ) -> None:
         self._catalog = catalog
         self._why_not_uring = why_not_uring  # by path of the device
         self._facts = {"mount": mount, "state_dir": state}
         self._channel = channel
+        self._deadlines = deadlines
         self._started: Now = catalog.clock()
 
     def as_dict(self) -> dict[str, Any]:
@@ -59,6 +62,7 @@ class Statistics:
                 "directories": catalog.names.directory_count,
             },
             "tiers": self._tiers(now),
+            "requests": self._deadlines.statistics(),
             "counters": dataclasses.asdict(catalog.counters),
             "memory": {"rss_bytes": rss_bytes()},
         }
@@ -112,6 +116,8 @@ def _metrics(stats: dict[str, Any]) -> Iterator[str]:
     states = {_label("state", state): blocks[state] for state in ("sealed", "writing")}
     yield from _family("blocks", "gauge", states)
     yield from _family("directories", "gauge", {"": blocks["directories"]})
+    yield from _family("requests_waiting", "gauge", {"": stats["requests"]["waiting"]})
+    yield from _family("requests_longest_seconds", "gauge", {"": stats["requests"]["longest_s"]})
     for name, value in stats["counters"].items():
         yield from _family(f"{name}_total", "counter", {"": value})
     for measure in ("capacity_bytes", "used_bytes", "blocks"):

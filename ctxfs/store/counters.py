@@ -30,6 +30,7 @@ class Counters:
     expired_bytes: int = 0
     corrupt: int = 0  # copies whose bytes did not match their digest
     trouble: int = 0  # requests answered as a miss because a tier failed
+    overdue: int = 0  # requests that waited too long and were ended
     no_space: int = 0
     room_waits: int = 0
     discarded: int = 0  # generations whose writer died before they were published

@@ -121,6 +121,16 @@ def opened(handle: int, flags: int, backing: int = 0) -> bytes:
     return OPEN_OUT.pack(handle, flags, backing)
 
 
+def handle_of(answer: bytes | memoryview) -> int:
+    """Return the handle in what OPEN or CREATE is answered."""
+    return int(OPEN_OUT.unpack_from(answer, len(answer) - OPEN_OUT.size)[0])
+
+
+def inode_of(answer: bytes | memoryview) -> int:
+    """Return the inode in an answer that begins with an entry."""
+    return int(ENTRY.unpack_from(answer)[0])
+
+
 def written(length: int) -> bytes:
     """Return what WRITE is answered: 8 bytes."""
     return WRITE_OUT.pack(length)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import cast
 
 import pyfuse3
 import pytest
 import trio
 
-from mountd.channel_pyfuse3 import Pyfuse3Mount
+from mountd.channel_pyfuse3 import Pyfuse3Channel, Pyfuse3Mount
+from mountd.operations import Operations
 
 
 def serve_until(monkeypatch: pytest.MonkeyPatch, code: int) -> bool:
@@ -24,7 +26,7 @@ def serve_until(monkeypatch: pytest.MonkeyPatch, code: int) -> bool:
 
     async def serve() -> bool:
         with trio.CancelScope() as scope:
-            await Pyfuse3Mount().serve(scope)
+            await Pyfuse3Mount(Pyfuse3Channel(cast(Operations, None))).serve(scope)
         return scope.cancel_called
 
     monkeypatch.setattr(pyfuse3, "main", main)
