@@ -3,7 +3,8 @@
 import argparse
 import dataclasses
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _machine, _mounts
@@ -18,6 +19,8 @@ from ._output import STYLES, console, escape, is_terminal, print_json
 from .umount import read_stats
 
 PROBE_S = 3.0
+CONNECTIONS = "/sys/fs/fuse/connections"  # fusectl: a directory for each mount
+AGAIN_S = 1.0  # who waits at both ends of this is not just being answered
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -44,14 +47,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def mount_checks(
-    machine: Machine, mount: _mounts.Mounted, stats: dict[str, Any] | None
+    machine: Machine,
+    mount: _mounts.Mounted,
+    stats: dict[str, Any] | None,
+    pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Check]:
     """How one mount fares. `stats` is None where nobody answered for them in time."""
     name = f"mount {mount.point}"
-    connection = f"/sys/fs/fuse/connections/{mount.connection}"
-    waiting = machine.read(f"{connection.lstrip('/')}/waiting")
     if stats is None:
-        yield _silent(name, mount, connection)
+        yield _silent(name, mount, f"{CONNECTIONS}/{mount.connection}")
     else:
         parent = stats.get("parent_pid")  # the daemon may be older than this tool
         of = "" if parent is None else f" (parent {parent})"
@@ -67,16 +71,59 @@ def mount_checks(
                 f"the daemon died {restarts} times, and was followed by another",
                 "see its log for the reasons",
             )
+        if overdue := stats["counters"].get("overdue", 0):
+            yield Check(
+                f"overdue {mount.point}",
+                WARN,
+                f"{overdue} requests waited too long, and were ended with an error",
+                "see its log, and `ctx events --kind overdue`: mostly a device hangs",
+            )
         if "channel_why" in stats:
             yield channel_check(mount.point, stats)
         yield from device_checks(stats["tiers"])
-    if waiting is not None and waiting.isdigit() and int(waiting) > 0:
-        yield Check(
-            f"requests {mount.point}",
-            WARN,
-            f"{waiting} wait for the daemon",
-            f"if the number stays, echo 1 > {connection}/abort ends them and the mount",
-        )
+    yield requests_check(machine, mount, (stats or {}).get("requests"), pause)
+
+
+def requests_check(
+    machine: Machine,
+    mount: _mounts.Mounted,
+    told: dict[str, Any] | None,
+    pause: Callable[[float], None],
+) -> Check:
+    """How many requests the kernel has waiting for an answer, whether or not the daemon lives.
+
+    `told`: what the daemon says of it, if it does. The mount itself is not touched.
+    """
+    name, connection = f"requests {mount.point}", f"{CONNECTIONS}/{mount.connection}"
+    if not (machine.root / connection.lstrip("/")).is_dir():
+        remedy = f"mount -t fusectl none {CONNECTIONS}, as root, shows who waits"
+        return Check(name, _machine.OK, "cannot be counted: fusectl is not mounted", remedy)
+    count = _waiting(machine, connection)
+    if count:
+        pause(AGAIN_S)
+        count = min(count, _waiting(machine, connection) or 0)
+    if count is None:
+        return Check(name, _machine.OK, "not yours to count", "run as the mount's owner, or root")
+    if not count:
+        return Check(name, _machine.OK, "none has to wait")
+    if told is not None and told["longest_s"] < AGAIN_S:
+        # A program that follows .ctx/events has always one there.
+        return Check(name, _machine.OK, f"{count} at the daemon, none of them for long")
+    longest = "" if told is None else f", the longest for {told['longest_s']:.0f} s"
+    return Check(
+        name,
+        WARN,
+        f"{count} wait for the daemon{longest}",
+        "`ps -eo pid,wchan:24,args | grep request_wait` shows whose; see the daemon's log; "
+        f"`ctx umount --force {mount.point}`, or echo 1 > {connection}/abort, ends them and the "
+        "mount",
+    )
+
+
+def _waiting(machine: Machine, connection: str) -> int | None:
+    """How many requests have no answer yet; None where that cannot be read."""
+    text = machine.read(f"{connection.lstrip('/')}/waiting")
+    return int(text) if text is not None and text.isdigit() else None
 
 
 def channel_check(point: str, stats: dict[str, Any]) -> Check:

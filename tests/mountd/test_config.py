@@ -60,6 +60,7 @@ block_max = "1GiB"
 attributes_max = 1024
 events_kept = 10
 read_deadline = "3s"
+operation_deadline = "1m"
 drain = "1m30s"
 [log]
 format = "json"
@@ -133,6 +134,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
             attributes_bytes_max=1024,
             events_kept=10,
             read_deadline_ns=3 * SECOND_NS,
+            operation_deadline_ns=60 * SECOND_NS,
             drain_ns=90 * SECOND_NS,
         ),
         log=LogConfig(format="json", level="debug", file=Path("/var/log/ctxfs.log")),
@@ -199,6 +201,14 @@ def test_a_slip_is_named_with_what_is_accepted(tmp_path: Path, text: str, compla
         ("[limits]\nattributes_max='1M'", "[limits] attributes_max: the kernel takes at most"),
         ("[limits]\nevents_kept=0", "[limits] events_kept: must be from 1 to"),
         ("[limits]\nread_deadline=0", "[limits] read_deadline: nothing answers in no time"),
+        (
+            "[limits]\noperation_deadline='30s'",
+            "[limits] operation_deadline: must be longer than limits.read_deadline, 30s",
+        ),
+        (
+            "[hot]\nroom_wait='10m'\n[limits]\noperation_deadline='9m'",
+            "[limits] operation_deadline: must be longer than hot.room_wait, 10m",
+        ),
         ("state='/ctx/s'\n[mount]\npath='/ctx'", "state: /ctx/s would lie beneath the mount"),
         ("[mount]\npath='/'", "[mount] path: /var/lib/ctxfs would lie beneath the mount"),
     ],
@@ -224,6 +234,22 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
 
 def test_a_value_that_cannot_be_read_is_complained_of_once(tmp_path: Path) -> None:
     assert len(problems(tmp_path, "[hot]\nhigh='lots'\nlow=0.99")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "deadline_s"),
+    [
+        ("", 120),
+        ("[hot]\nroom_wait='10m'", 1200),
+        ("[limits]\nread_deadline='2m'", 240),
+        ("[hot]\nroom_wait='10m'\n[limits]\noperation_deadline='11m'", 660),
+    ],
+)
+def test_the_default_deadline_is_longer_than_every_other_wait(
+    tmp_path: Path, text: str, deadline_s: int
+) -> None:
+    limits = loaded(written(tmp_path, text)).limits
+    assert limits.operation_deadline_ns == deadline_s * SECOND_NS
 
 
 @pytest.mark.parametrize("content", [b"[hot\n", b"\xff", b"state = 1\nstate = 2\n"])
@@ -321,7 +347,11 @@ def test_a_flag_path_is_relative_to_the_working_directory(
             ttl_ns=st.none() | st.integers(1, 2**60),
             root_mode=st.integers(0, 0o7777),
         ),
-        limits=st.builds(Limits, block_bytes_max=st.integers(4 * KIB, 8 * MIB)),
+        limits=st.builds(
+            Limits,
+            block_bytes_max=st.integers(4 * KIB, 8 * MIB),
+            operation_deadline_ns=st.integers(10**12 + 1, 10**15),
+        ),
         log=st.builds(LogConfig, file=st.none() | st.just(Path("/var/log/x"))),
     )
 )

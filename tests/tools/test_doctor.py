@@ -168,7 +168,23 @@ def test_nvme_command_devices_are_named(tmp_path: Path) -> None:
 
 
 def told(place: Machine, stats: dict[str, Any] | None) -> list[Check]:
-    return list(doctor.mount_checks(place, MOUNTED, stats))
+    """Without the last check, which is about requests that wait."""
+    return list(doctor.mount_checks(place, MOUNTED, stats))[:-1]
+
+
+def told_of_requests(
+    root: Path, *counts: str, stats: dict[str, Any] | None = None
+) -> tuple[Check, int]:
+    """The check, and how often it paused, where `waiting` shows one count after the other."""
+    left = list(counts)
+    place = machine(root, {"sys/fs/fuse/connections/45/waiting": left.pop(0)})
+
+    def pause(seconds: float) -> None:
+        machine(root, {"sys/fs/fuse/connections/45/waiting": left.pop(0)})
+
+    (*_, check) = doctor.mount_checks(place, MOUNTED, stats or STATS, pause)
+    assert check.name == "requests /ctx"
+    return check, len(counts) - len(left) - 1
 
 
 def test_mount_that_answers_is_told_with_its_devices(tmp_path: Path) -> None:
@@ -215,10 +231,50 @@ def test_silent_mount_is_told_with_its_reason(
 
 
 def test_waiting_requests_are_told_with_how_to_end_them(tmp_path: Path) -> None:
-    place = machine(tmp_path, {"sys/fs/fuse/connections/45/waiting": "3\n"})
-    check = told(place, STATS)[-1]
+    check, _ = told_of_requests(tmp_path, "3\n", "4\n")
     assert (check.state, check.text) == ("warn", "3 wait for the daemon")
-    assert "/sys/fs/fuse/connections/45/abort" in check.remedy
+    assert "echo 1 > /sys/fs/fuse/connections/45/abort" in check.remedy
+    assert "ctx umount --force /ctx" in check.remedy
+
+
+def test_requests_that_wait_for_long_are_told_with_the_time(tmp_path: Path) -> None:
+    stats = {**STATS, "requests": {"waiting": 2, "longest_s": 61.2}}
+    check, _ = told_of_requests(tmp_path, "2", "2", stats=stats)
+    assert (check.state, check.text) == ("warn", "2 wait for the daemon, the longest for 61 s")
+
+
+@pytest.mark.parametrize(
+    ("counts", "paused", "text"),
+    [
+        (("0",), 0, "none has to wait"),
+        (("5", "0"), 1, "none has to wait"),
+        (("1", "1"), 1, "1 at the daemon, none of them for long"),
+    ],
+)
+def test_requests_that_are_being_answered_are_no_trouble(
+    tmp_path: Path, counts: tuple[str, ...], paused: int, text: str
+) -> None:
+    stats = {**STATS, "requests": {"waiting": 1, "longest_s": 0.1}}
+    check, pauses = told_of_requests(tmp_path, *counts, stats=stats)
+    assert (check.state, check.text, pauses) == ("ok", text, paused)
+
+
+def test_without_fusectl_it_says_how_to_mount_it(tmp_path: Path) -> None:
+    (*_, check) = doctor.mount_checks(machine(tmp_path, {}), MOUNTED, STATS)
+    assert check.state == "ok"
+    assert check.remedy.startswith("mount -t fusectl none /sys/fs/fuse/connections")
+
+
+def test_a_count_that_may_not_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+    check, _ = told_of_requests(tmp_path, "")
+    assert (check.state, check.text) == ("ok", "not yours to count")
+
+
+def test_requests_that_were_ended_are_told(tmp_path: Path) -> None:
+    stats = {**STATS, "counters": {**STATS["counters"], "overdue": 7}}
+    check = told(machine(tmp_path, {}), stats)[1]
+    assert (check.name, check.state) == ("overdue /ctx", "warn")
+    assert "7 requests" in check.text
 
 
 def test_probe_tells_why_statistics_cannot_be_had(tmp_path: Path) -> None:
