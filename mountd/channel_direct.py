@@ -48,7 +48,8 @@ from mountd.fuseproto.requests import (
     parse_header,
 )
 from mountd.noticing import noticing
-from mountd.operations import SEALED_ATTR_S, Lifetimes, Operations, RetryLookup
+from mountd.operations import SEALED_ATTR_S, Lifetimes, Operations
+from mountd.redirects import RetryLookup
 from mountd.session import RESENT, Agreed, Session
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,9 @@ from mountd.operations import (
     Attr,
     Caller,
     Operations,
-    RetryLookup,
     SetAttr,
 )
+from mountd.redirects import RetryLookup
 from mountd.session import Session
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from ctxfs.core.block import Block, Directory, Node, State
 from ctxfs.core.key import is_temporary
@@ -42,6 +42,7 @@ from ctxfs.store.store import Handle, NewOwner, Store
 from mountd import process
 from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory, Reader
 from mountd.deadlines import Deadlines
+from mountd.redirects import Redirects
 from mountd.session import OpenFile, OpenFlag, Session
 
 log = logging.getLogger(__name__)
@@ -57,17 +58,8 @@ DIRECTORY_S = 1.0  # names of directories, for a channel that cannot take them b
 # a lifetime that was told begins.
 EXPIRY_MARGIN_NS = 3_000_000_000
 TIME_NS_MAX = 2**63 - 1  # what is written down: from the year 1677 to 2262
-REDIRECT_NS = 1_000_000_000
-REDIRECTED_MAX = 1024
 R_BIT, W_BIT, X_BIT = 4, 2, 1
 TROUBLE = (DeadlineExceeded, DeviceError, TierFull, TierTrouble)
-
-
-class RetryLookup(Exception):
-    """The name leads to another inode now; the kernel is to look it up again.
-
-    Answered as ESTALE, which the kernel answers itself by walking the path once more.
-    """
 
 
 class CrossDirectory(CtxfsError):
@@ -153,16 +145,6 @@ class _Opened:
 
 
 @dataclass(slots=True)
-class _Redirected:
-    """From which block an open was sent on to which, if one was made for it."""
-
-    block: Block
-    instead: Block | None
-    at_ns: int
-    held: Handle | None = None  # what the second lookup found: it must last until the open
-
-
-@dataclass(slots=True)
 class _Listing:
     """An open directory: what its opener saw when it last began to read."""
 
@@ -198,8 +180,7 @@ class Operations:
         self._listings: dict[int, _Listing] = {}
         # Numbers of directories must not come twice in a mount's life, but are not written down.
         self._next_handle = 1 if session is None else self._catalog.clock().boot_ns
-        # An open that was told to look its name up again, by thread.
-        self._redirected: dict[int, _Redirected] = {}
+        self._redirects = Redirects(store)
 
     # -- nodes and attributes
 
@@ -310,14 +291,12 @@ class Operations:
         owner = None
         if self._store.is_private(directory, name):
             owner = process.process_of(caller.pid)
-        node = self._store.look(directory, name, owner)
+        node = self._store.look(directory, name, owner, caller.pid)
+        self._redirects.looked_up(caller.pid, (directory, name), node)
         if node is None:
             self._catalog.counters.misses += 1
             return Missing(self._name_s(directory, name, None))
         node.lookups += 1
-        again = self._redirected.get(caller.pid)
-        if again is not None and again.held is None and isinstance(node, Block):
-            again.held = self._store.hold(node)
         return self._attr(node)
 
     def is_private(self, inode: int) -> bool:
@@ -507,7 +486,7 @@ class Operations:
                 raise NotYours("the name was taken by somebody else meanwhile")
         owner = process.process_of(caller.pid)
         who = self._new_owner(directory, mode, caller)
-        self._redirected.pop(caller.pid, None)
+        self._redirects.end(caller.pid)
         handle = await self._store.create(directory, name, who, owner, flags)
         handle.block.lookups += 1
         opened = _Opened(handle, newest_pid=process.newest_pid())
@@ -543,45 +522,21 @@ class Operations:
             handle = await self._open_for_write(node, flags, caller)
             opened = _Opened(handle, newest_pid=process.newest_pid())
             return self._add(opened, inode, caller), False
-        before = self._was_redirected(node, caller)
+        before = self._redirects.take(caller.pid, node)
         if node.is_gone and not node.opens and before is None:
-            self._look_again(node, caller)
+            self._redirects.begin(caller.pid, node)  # its name may lead to another block
         owner = self._reader(node, caller)
         try:
             handle = await self._store.open_for_read(node, owner)
         except CtxfsError as error:
             shown = self._trouble(node, error)
             if isinstance(shown, BlockNotFound) and node.is_gone and before is None:
-                self._look_again(node, caller)  # its name may lead to another block by now
+                self._redirects.begin(caller.pid, node)  # its name may lead to another block by now
             raise shown from error
         finally:
             if before is not None and before.held is not None:
                 self._store.let_go(before.held)
         return self._add(_Opened(handle), inode, caller), False
-
-    def _look_again(self, block: Block, caller: Caller) -> NoReturn:
-        """The block went between lookup and open: its name may lead to another one by now."""
-        self._redirect(block, None, caller)
-
-    def _redirect(self, block: Block, instead: Block | None, caller: Caller) -> NoReturn:
-        now_ns = self._catalog.clock().boot_ns
-        if len(self._redirected) >= REDIRECTED_MAX:  # of threads that did not come back
-            fresh = {t: r for t, r in self._redirected.items() if now_ns - r.at_ns < REDIRECT_NS}
-            self._redirected = fresh
-        self._redirected[caller.pid] = _Redirected(block, instead, now_ns)
-        raise RetryLookup
-
-    def _was_redirected(self, block: Block, caller: Caller) -> _Redirected | None:
-        """Return, and forget, that this thread was sent to look this name up again just now.
-
-        It must not be sent again: the kernel hands a second ESTALE on to the program.
-        """
-        before = self._redirected.pop(caller.pid, None)
-        if before is None:
-            return None
-        same = before.block.name == block.name and before.block.directory is block.directory
-        recent = self._catalog.clock().boot_ns - before.at_ns < REDIRECT_NS
-        return before if same and recent else None
 
     def _reader(self, block: Block, caller: Caller) -> int:
         """Return who reads; asked of /proc only where it matters."""
@@ -602,7 +557,7 @@ class Operations:
 
     async def _open_for_write(self, block: Block, flags: int, caller: Caller) -> Handle:
         owner = process.process_of(caller.pid)
-        before = self._was_redirected(block, caller)
+        before = self._redirects.take(caller.pid, block)
         if self._store.goes_on(block, owner, flags):
             await self._store.thawed(block)
             if self._store.goes_on(block, owner, flags):
@@ -619,14 +574,16 @@ class Operations:
             # by somebody else, and could not be sent back again.
             creates = flags & os.O_TRUNC and not block.directory.removed
             if base is None and before is None and not creates:
-                self._look_again(block, caller)
+                self._redirects.begin(caller.pid, block)
         if before is not None:
             raise BlockNotFound("its name was given away twice while it was opened")
         if flags & os.O_TRUNC or not isinstance(base, Block):
             base = None
         new = await self._store.new_generation(block.directory, block.name, owner, base=base)
+        assert new.writing is not None
+        new.writing.opener = caller.pid
         self._catalog.record_transient(new)
-        self._redirect(block, new, caller)
+        self._redirects.begin(caller.pid, block, new)
 
     def lend(self, number: int) -> int | None:
         """Return the descriptor of a file that the kernel may serve this open from by itself."""
@@ -835,7 +792,7 @@ class Operations:
         private = {}  # two threads may have made the same name: the newest is what it leads to
         for block in self._names.private_in(directory):
             owner = owner or process.process_of(caller.pid)
-            mine = block.writing is not None and block.writing.owner == owner
+            mine = block.writing is not None and block.writing.owner == owner and block.opens
             if mine and block.name not in directory.entries:
                 private[block.name] = block.generation
         for name, generation in private.items():

@@ -36,6 +36,7 @@ class Writing:
 
     owner: int  # process (thread group) that opened it; only it sees the name until published
     started_ns: int  # boot clock
+    opener: int = 0  # the thread it was made for, until that opens it; 0: any of the owner's
     writers: int = 0  # open descriptions that may write
     changed: bool = False  # bytes were written since it was opened
     base: Block | None = None  # what it began as a copy of, when opened without O_TRUNC

@@ -240,11 +240,19 @@ class Store:
             raise BlockNotFound(repr(name))
         return node
 
-    def look(self, directory: Directory, name: bytes, owner: int | None) -> Node | None:
-        """Like `find`; None where there is nothing. Raises NameTooLong, BadValue."""
+    def look(
+        self, directory: Directory, name: bytes, owner: int | None, thread: int = 0
+    ) -> Node | None:
+        """Like `find`; None where there is nothing. Raises NameTooLong, BadValue.
+
+        What was made for an open that did not come yet is for its `thread` alone.
+        """
         if owner is not None:
             for block in reversed(self.catalog.names.private_of(directory, name)):
-                if block.writing is not None and block.writing.owner == owner:
+                writing = block.writing
+                if writing is None or writing.owner != owner:
+                    continue
+                if block.opens or writing.opener in (0, thread):
                     return block
         node = self.catalog.names.find(directory, name)
         if node is None:
