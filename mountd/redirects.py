@@ -73,8 +73,10 @@ class Redirects:
         redirect = self._by_thread.pop(thread, None)
         if redirect is None:
             return None
-        before = redirect.block
-        same = before.name == block.name and before.directory is block.directory
+        before = redirect.block  # it may have been renamed meanwhile
+        same = block is redirect.instead or (
+            before.name == block.name and before.directory is block.directory
+        )
         recent = self._store.catalog.clock().boot_ns - redirect.at_ns < LIFE_NS
         if same and recent:
             return redirect

@@ -62,6 +62,22 @@ async def test_the_open_that_was_waited_for_is_recognised_once(world: World) -> 
         assert redirects.take(THREAD, new) is None
 
 
+async def test_the_open_is_recognised_though_the_old_block_has_another_name_by_now(
+    world: World,
+) -> None:
+    async with world.store() as store:
+        redirects = Redirects(store)
+        new = await redirected(store, redirects, "k")
+        root = store.catalog.names.root
+        old = root.entries[b"k"]
+        assert isinstance(old, Block)
+        store.rename(old, root, b"elsewhere")
+        redirects.looked_up(THREAD, (root, b"k"), new)
+        taken = redirects.take(THREAD, new)
+        assert taken is not None
+        assert not new.is_gone
+
+
 async def test_a_thread_that_opens_something_else_leaves_nothing(world: World) -> None:
     async with world.store() as store:
         redirects = Redirects(store)
