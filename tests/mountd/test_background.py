@@ -87,7 +87,8 @@ def test_the_announced_daemon_is_the_one_in_the_pid_file(tmp_path: Path) -> None
     fifo, point = tmp_path / "fifo", tmp_path / "mount"
     os.mkfifo(fifo)
     point.mkdir()
-    command = [sys.executable, "-c", DAEMON, str(fifo), "--daemon", "--hot=64MiB", "mount"]
+    command = [sys.executable, "-c", DAEMON, str(fifo), "--daemon", "--hot=64MiB"]
+    command += ["--channel=pyfuse3", "mount"]  # with no parent
     done = subprocess.run(
         [*command, "--state", "state"],
         cwd=tmp_path,
