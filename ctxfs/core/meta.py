@@ -114,6 +114,7 @@ class Transient:
     meta: BlockMeta
     owner: int  # the process that writes it
     flags: TransientFlag
+    opener: int = 0  # the thread it was made for, where that has not opened it yet
     base: int = 0
     refused_at: int = NOT_REFUSED
 

@@ -138,7 +138,8 @@ class Catalog:
             flags |= TransientFlag.TIME_GIVEN
         base = writing.base.generation if writing.base is not None else 0
         refused = NOT_REFUSED if writing.refused_at is None else writing.refused_at
-        return Transient(meta, writing.owner, flags, base, refused)
+        opener = 0 if block.opens else writing.opener
+        return Transient(meta, writing.owner, flags, opener, base, refused)
 
     def record_directory(self, directory: Directory) -> None:
         """Write down a directory after a change."""

@@ -276,6 +276,7 @@ def _transient_block(catalog: Catalog, found: Transient) -> Block:
             now.boot_ns,
             base=base if isinstance(base, Block) else None,
             time_given=bool(found.flags & TransientFlag.TIME_GIVEN),
+            opener=found.opener,
             seen=bool(found.flags & TransientFlag.SEEN),
             refused_at=None if found.refused_at == NOT_REFUSED else found.refused_at,
         )

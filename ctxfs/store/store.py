@@ -433,20 +433,27 @@ class Store:
         return handle
 
     def settle_resumed(self) -> None:
-        """All that was open is again: seal what nobody writes any more."""
-        assert self._nursery is not None
+        """All that was open is again: seal, or drop, what nobody writes any more."""
         for node in list(self.catalog.names.by_inode.values()):
-            if not isinstance(node, Block) or node.state is not State.WRITING:
+            writing = node.writing if isinstance(node, Block) else None
+            if not isinstance(node, Block) or node.state is not State.WRITING or not writing:
                 continue
-            writing = node.writing
-            if writing and not writing.writers and node.published and writing.refused_at is None:
-                try:
-                    file = self._hot.acquire(node.generation)
-                except FileNotFoundError:
-                    self.mover.lost_hot(node)
-                    continue
-                self.lending.watch(node, file)
-                self._nursery.start_soon(self._seal, node, file)
+            if writing.writers:
+                continue
+            if node.published and writing.refused_at is None:
+                self._seal_resumed(node)
+            elif node.published or not (node.opens or writing.opener):
+                self.catalog.drop(node)  # the open that it was made for comes again, and anew
+
+    def _seal_resumed(self, block: Block) -> None:
+        assert self._nursery is not None
+        try:
+            file = self._hot.acquire(block.generation)
+        except FileNotFoundError:
+            self.mover.lost_hot(block)
+            return
+        self.lending.watch(block, file)
+        self._nursery.start_soon(self._seal, block, file)
 
     def goes_on(self, block: Block, owner: int, flags: int) -> bool:
         """Whether opening for writing goes on with this generation, or starts a new one.

@@ -7,10 +7,13 @@ from ctxfs.core.meta import (
     DirectoryMeta,
     Drop,
     Entry,
+    JournalEntry,
     MakeDirectory,
     Placement,
     Put,
     RemoveDirectory,
+    Transient,
+    TransientFlag,
 )
 
 _u32 = st.integers(0, 2**32 - 1)
@@ -61,4 +64,14 @@ entries: st.SearchStrategy[Entry] = st.one_of(
     st.builds(Drop, _u64, _u64),
     st.builds(MakeDirectory, directories),
     st.builds(RemoveDirectory, _u64, _u64),
+)
+
+journal_entries: st.SearchStrategy[JournalEntry] = entries | st.builds(
+    Transient,
+    blocks,
+    owner=_u32,
+    flags=st.sampled_from(TransientFlag) | st.just(TransientFlag(0)),
+    opener=_u32,
+    base=_u64,
+    refused_at=_u64,
 )

@@ -6,9 +6,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxfs.core.meta import BlockMeta, Drop, Entry, Put, RemoveDirectory
+from ctxfs.core.meta import BlockMeta, Drop, JournalEntry, Put, RemoveDirectory
 from ctxfs.ondisk.ledger import FRAME, PAYLOAD_BYTES_MAX, decode_all, encode
-from tests.ondisk.strategies import entries
+from tests.ondisk.strategies import journal_entries as entries
 
 
 def _frame(payload: bytes) -> bytes:
@@ -16,14 +16,14 @@ def _frame(payload: bytes) -> bytes:
 
 
 @given(st.lists(entries, max_size=6))
-def test_entries_come_back_as_they_were(given_entries: list[Entry]) -> None:
+def test_entries_come_back_as_they_were(given_entries: list[JournalEntry]) -> None:
     data = b"".join(encode(entry) for entry in given_entries)
     assert decode_all(data) == (given_entries, len(data))
     assert decode_all(memoryview(data + bytes(100))) == (given_entries, len(data))
 
 
 @given(st.lists(entries, min_size=1, max_size=4), st.data())
-def test_torn_tail_is_cut(given_entries: list[Entry], data: st.DataObject) -> None:
+def test_torn_tail_is_cut(given_entries: list[JournalEntry], data: st.DataObject) -> None:
     frames = [encode(entry) for entry in given_entries]
     whole = b"".join(frames)
     cut = data.draw(st.integers(0, len(whole) - 1))
@@ -33,7 +33,7 @@ def test_torn_tail_is_cut(given_entries: list[Entry], data: st.DataObject) -> No
 
 
 @given(st.lists(entries, min_size=1, max_size=4), st.data())
-def test_flipped_bit_ends_the_list(given_entries: list[Entry], data: st.DataObject) -> None:
+def test_flipped_bit_ends_the_list(given_entries: list[JournalEntry], data: st.DataObject) -> None:
     frames = [encode(entry) for entry in given_entries]
     damaged = bytearray(b"".join(frames))
     bit = data.draw(st.integers(0, len(damaged) * 8 - 1))
