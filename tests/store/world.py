@@ -62,6 +62,7 @@ class World:
     clock: FakeClock = field(default_factory=FakeClock)
     hot_bytes: int = 16 * MIB
     limits: MoverLimits = LIMITS
+    still_open: set[int] | None = None  # in a mount that outlives the daemon
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
@@ -79,7 +80,8 @@ class World:
                 found = await cold.recover()
             catalog.append(Catalog(self.clock, hot, cold, Events(100), Counters()))
             store = Store(catalog[0], Mover(catalog[0], self.limits), block_bytes_max=1 << 30)
-            recover(catalog[0], found)
+            catalog[0].keeps_transients = self.still_open is not None
+            recover(catalog[0], found, self.still_open)
             if cold is not None:
 
                 async def tend(

@@ -1,0 +1,202 @@
+"""What a daemon finds that takes over a living mount: unsealed blocks, and gone ones in use."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import trio.testing
+
+from ctxfs.core.block import Block, State
+from ctxfs.store.lending import Way
+from ctxfs.store.store import Handle, NewOwner, Store
+from tests.store.world import MIB, OWNER, World, get, put, set_attribute
+
+WHO = NewOwner(12, 34, 0o640)
+
+
+@pytest.fixture
+def lasting(world: World) -> World:
+    world.still_open = set()
+    return world
+
+
+async def begin(store: Store, name: str, content: bytes) -> Handle:
+    root = store.catalog.names.root
+    handle = await store.create(root, name.encode(), WHO, OWNER, os.O_WRONLY | os.O_TRUNC)
+    await store.write(handle, 0, content)
+    return handle
+
+
+def resume(store: Store, generation: int, *, writable: bool = True) -> Handle:
+    block = store.catalog.names.by_inode[generation]
+    assert isinstance(block, Block)
+    handle = store.resume(block, OWNER, writable=writable, wrote=writable, way=Way.KEPT)
+    assert handle is not None
+    return handle
+
+
+async def test_a_writer_goes_on_where_it_was(lasting: World) -> None:
+    async with lasting.store() as store:
+        handle = await begin(store, "k", b"first ")
+        handle.block.more().attributes[b"user.mine"] = b"1"
+        store.catalog.record_change(handle.block)
+        lasting.still_open = {handle.block.generation}
+    async with lasting.store() as store:
+        again = resume(store, handle.block.generation)
+        store.settle_resumed()
+        assert again.block.size == 6
+        assert (again.block.mode, again.block.uid, again.block.gid) == (0o640, 12, 34)
+        assert again.block.more().attributes == {b"user.mine": b"1"}
+        root = store.catalog.names.root
+        assert store.look(root, b"k", OWNER) is again.block
+        assert store.look(root, b"k", OWNER + 1) is None
+        await store.write(again, 6, b"second")
+        store.publish_on_close(again)
+        store.release(again)
+        await store.wait_sealed(again.block)
+        assert await get(store, "k") == b"first second"
+
+
+async def test_what_was_published_and_closed_is_sealed(lasting: World) -> None:
+    async with lasting.store() as store:
+        handle = await begin(store, "k", b"content")
+        store.publish_on_close(handle)
+    async with lasting.store() as store:
+        store.settle_resumed()
+        block = store.catalog.names.root.entries[b"k"]
+        assert isinstance(block, Block)
+        await store.wait_sealed(block)
+        assert block.state is State.SEALED
+        assert await get(store, "k") == b"content"
+
+
+async def test_what_lacks_refused_bytes_is_still_not_shown(lasting: World) -> None:
+    async with lasting.store() as store:
+        handle = await begin(store, "k", b"x" * MIB)
+        assert handle.block.writing is not None
+        handle.block.writing.refused_at = MIB
+        store.catalog.record_transient(handle.block)
+        lasting.still_open = {handle.block.generation}
+    async with lasting.store() as store:
+        again = resume(store, handle.block.generation)
+        store.settle_resumed()
+        store.publish_on_close(again)
+        store.release(again)
+        assert not store.catalog.names.root.entries
+        assert list((lasting.path / "blocks").iterdir()) == []
+
+
+async def test_a_gone_block_lasts_until_it_is_closed(lasting: World) -> None:
+    async with lasting.store() as store:
+        block = await put(store, "k", b"old")
+        await store.open_for_read(block, owner=1)
+        store.unlink(store.catalog.names.root, b"k", OWNER)
+        lasting.still_open = {block.generation}
+    async with lasting.store() as store:
+        assert not store.catalog.names.root.entries
+        again = resume(store, block.generation, writable=False)
+        assert again.block.is_gone
+        assert bytes(store.read(again, 0, 100)) == b"old"
+        store.release(again)
+        assert list((lasting.path / "blocks").iterdir()) == []
+        assert block.generation not in store.catalog.names.by_inode
+        assert store.catalog.hot.used_bytes <= 2 * MIB
+
+
+async def test_a_gone_block_that_nobody_has_open_any_more_is_removed(lasting: World) -> None:
+    async with lasting.store() as store:
+        block = await put(store, "k", b"old")
+        await store.open_for_read(block, owner=1)
+        store.unlink(store.catalog.names.root, b"k", OWNER)
+    async with lasting.store() as store:
+        assert list((lasting.path / "blocks").iterdir()) == []
+        assert store.catalog.block_count == 0
+
+
+async def test_what_was_made_for_an_open_that_was_not_noted_is_dropped(lasting: World) -> None:
+    async with lasting.store() as store:
+        await put(store, "k", b"old")
+        root = store.catalog.names.root
+        await store.create(root, b"k", WHO, OWNER, os.O_WRONLY | os.O_TRUNC)
+    async with lasting.store() as store:
+        store.settle_resumed()
+        root = store.catalog.names.root
+        assert store.look(root, b"k", OWNER) is root.entries[b"k"]
+        assert len(list((lasting.path / "blocks").iterdir())) == 1
+
+
+async def test_what_was_made_for_a_thread_that_is_sent_back_waits_for_it(lasting: World) -> None:
+    async with lasting.store() as store:
+        root = store.catalog.names.root
+        new = await store.new_generation(root, b"k", OWNER)
+        assert new.writing is not None
+        new.writing.opener = 5
+        store.catalog.record_transient(new)
+    async with lasting.store() as store:
+        store.settle_resumed()
+        root = store.catalog.names.root
+        found = store.look(root, b"k", OWNER, 5)
+        assert isinstance(found, Block)
+        assert found.generation == new.generation
+        assert store.look(root, b"k", OWNER, 6) is None
+
+
+async def test_replacing_a_block_that_is_written_leaves_one(lasting: World) -> None:
+    async with lasting.store() as store:
+        first = await begin(store, "k", b"first")
+        store.publish_on_close(first)
+        second = await begin(store, "k", b"second")
+        store.publish_on_close(second)
+        lasting.still_open = {first.block.generation, second.block.generation}
+    async with lasting.store() as store:
+        assert resume(store, first.block.generation).block.is_gone
+        again = resume(store, second.block.generation)
+        store.settle_resumed()
+        assert store.catalog.names.root.entries[b"k"] is again.block
+        store.release(again)
+        await store.wait_sealed(again.block)
+        assert await get(store, "k") == b"second"
+
+
+async def test_a_rewritten_journal_keeps_what_is_open(lasting: World) -> None:
+    async with lasting.store() as store:
+        handle = await begin(store, "k", b"content")
+        gone = await put(store, "gone", b"bytes")
+        await store.open_for_read(gone, owner=1)
+        store.unlink(store.catalog.names.root, b"gone", OWNER)
+        await store.rewrite_journal()
+        lasting.still_open = {handle.block.generation, gone.generation}
+    async with lasting.store() as store:
+        assert resume(store, handle.block.generation).block.size == 7
+        again = resume(store, gone.generation, writable=False)
+        assert bytes(store.read(again, 0, 10)) == b"bytes"
+
+
+async def test_an_unsealed_block_is_written_on(lasting: World) -> None:
+    async with lasting.store() as store:
+        block = await put(store, "k", b"sealed")
+        handle = await store.open_for_write(block, OWNER, os.O_WRONLY)
+        await store.write(handle, 6, b" and more")
+        lasting.still_open = {block.generation}
+    async with lasting.store() as store:
+        again = resume(store, block.generation)
+        store.settle_resumed()
+        store.release(again)
+        await store.wait_sealed(again.block)
+        assert await get(store, "k") == b"sealed and more"
+
+
+async def test_another_mount_begins_without_what_was_open(lasting: World) -> None:
+    async with lasting.store() as store:
+        await begin(store, "unpublished", b"x")
+        published = await begin(store, "published", b"y")
+        store.publish_on_close(published)
+        await put(store, "sealed", b"z")
+        await set_attribute(store, "sealed", "pin", "1")
+    lasting.still_open = None
+    async with lasting.store() as store:
+        assert set(store.catalog.names.root.entries) == {b"sealed"}
+        assert await get(store, "sealed") == b"z"
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert len(list((lasting.path / "blocks").iterdir())) == 1
