@@ -7,12 +7,13 @@ what may be lent is decided in the store.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mountd.device_fuse import FuseDevice
 from mountd.operations import Operations
-from mountd.session import OpenFile, Session
+from mountd.session import UNUSED_BACKINGS, OpenFile, Session
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +26,19 @@ class _Backing:
 
     number: int
     handles: set[int]
+    stays: bool = True  # after its last handle, since its block is still there
 
 
 class Backings:
-    """Registrations by inode, each as long as an open uses it."""
+    """Registrations by inode, each as long as an open uses it, and for a while after."""
 
     def __init__(self, device: FuseDevice, session: Session | None = None) -> None:
         self._device = device
         self._session = session
         self._by_node: dict[int, _Backing] = {}
+        # Registrations that no open uses, the longest unused first: (id, place in the session).
+        self._unused: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._places = list(range(UNUSED_BACKINGS))
         self._complained = False
         self.enabled = False  # until the kernel has said that it can
 
@@ -52,16 +57,26 @@ class Backings:
             backing.handles.add(handle)
             operations.lent(handle, backing.number)
             return backing.number
+        unused = self._unused.pop(node, None)
+        number = unused[0] if unused is not None else self._register(fd)
+        if not number:
+            operations.keep(handle)
+            return 0
+        self._by_node[node] = _Backing(number, {handle})
+        operations.lent(handle, number)
+        if unused is not None:  # only now: it is noted in one place at least, at any moment
+            self._leave_place(unused[1])
+        return number
+
+    def _register(self, fd: int) -> int:
+        """Return the id of a file that was not registered; 0: the kernel takes none."""
         try:
             number = self._device.open_backing(fd)
         except OSError as error:
-            operations.keep(handle)
             if not self._complained:
                 log.warning("the kernel takes no backing file: %s; reads go through us", error)
                 self._complained = True
             return 0
-        self._by_node[node] = _Backing(number, {handle})
-        operations.lent(handle, number)
         if self._session is not None:
             self._session.newest_backing = number
         return number
@@ -74,6 +89,10 @@ class Backings:
                 known = self._by_node.setdefault(file.generation, _Backing(file.backing, set()))
                 known.handles.add(file.number)
         used = {backing.number for backing in self._by_node.values()}
+        for number in set(self._session.unused_backings()) - used:
+            self._device.close_backing(number)
+        for place in range(UNUSED_BACKINGS):
+            self._session.set_unused_backing(place, 0)
         # The kernel counts on from the newest; what it gave later was never noted.
         newest = self._session.newest_backing
         for number in range(newest + 1, newest + LOST_MAX):
@@ -81,11 +100,42 @@ class Backings:
                 self._device.close_backing(number)
 
     def give_back(self, node: int, handle: int) -> None:
-        """An open has ended; the last one's end takes the file back."""
+        """An open has ended. After the last one, the next is likely soon."""
         backing = self._by_node.get(node)
         if backing is None or handle not in backing.handles:
             return
         backing.handles.remove(handle)
-        if not backing.handles:
-            del self._by_node[node]
+        if backing.handles:
+            return
+        del self._by_node[node]
+        if not backing.stays:
             self._device.close_backing(backing.number)
+            return
+        if not self._places:
+            self._close_unused(next(iter(self._unused)))
+        place = self._places.pop()
+        self._unused[node] = backing.number, place
+        if self._session is not None:
+            self._session.set_unused_backing(place, backing.number)
+
+    def let_go(self, node: int) -> None:
+        """The hot file goes: what the kernel holds of it would keep its memory."""
+        if node in self._unused:
+            self._close_unused(node)
+        elif (backing := self._by_node.get(node)) is not None:
+            backing.stays = False
+
+    def _close_unused(self, node: int) -> None:
+        number, place = self._unused.pop(node)
+        self._device.close_backing(number)
+        self._leave_place(place)
+
+    def _leave_place(self, place: int) -> None:
+        if self._session is not None:
+            self._session.set_unused_backing(place, 0)
+        self._places.append(place)
+
+    def end(self) -> None:
+        """The mount has ended, and its registrations with it."""
+        self._by_node.clear()
+        self._unused.clear()

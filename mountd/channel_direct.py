@@ -128,6 +128,7 @@ class DirectChannel:
                     task_status.started()
             finally:
                 self.beliefs.end()
+                self._backings.end()
         log.info("the mount was ended from outside")
         scope.cancel()
 
@@ -200,6 +201,7 @@ class DirectChannel:
     def _take_back_what_changes(self, *, names: bool) -> None:
         """Let the kernel cache attributes, and names if it can be told that they changed."""
         catalog = self._operations.catalog
+        catalog.hot_goes = self._backings.let_go
         catalog.attributes_changed = self.beliefs.attributes_changed
         if names:
             catalog.name_changed = self.beliefs.name_changed

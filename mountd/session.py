@@ -21,6 +21,7 @@ VERSION = 1
 RESENT = 1 << 63  # linux/fuse.h, FUSE_UNIQUE_RESEND: the request may have been read before
 
 HEADER = Struct("<8sIIIIII8xQI")
+UNUSED_BACKINGS = 256  # ids that are kept though no open file uses them
 MARKS_AT = 4096
 MARKS = 1024
 SLOTS_AT = 12288
@@ -30,7 +31,7 @@ SLOT_BYTES = 64
 SLOT_BITS = 24  # of a handle; the rest counts
 U64 = Struct("<Q")
 U32 = Struct("<I")
-_READY_AT, _OPENED_AT, _BACKING_AT = 12, 40, 48
+_READY_AT, _OPENED_AT, _BACKING_AT, _UNUSED_AT = 12, 40, 48, 64
 _SLOT_BACKING, _SLOT_FLAGS = 32, 36
 
 
@@ -195,6 +196,15 @@ class Session:
     @newest_backing.setter
     def newest_backing(self, number: int) -> None:
         U32.pack_into(self._map, _BACKING_AT, number)
+
+    def unused_backings(self) -> list[int]:
+        """Return the ids that are kept though no open file uses them."""
+        numbers = Struct(f"<{UNUSED_BACKINGS}I").unpack_from(self._map, _UNUSED_AT)
+        return [number for number in numbers if number]
+
+    def set_unused_backing(self, place: int, number: int) -> None:
+        """Note that an id is kept; 0: the place is free."""
+        U32.pack_into(self._map, _UNUSED_AT + place * U32.size, number)
 
     # -- requests that may come twice
 

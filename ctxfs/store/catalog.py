@@ -71,6 +71,8 @@ class Catalog:
         # attributes of an inode are. A block that changes name, copies or attributes is told of.
         self.name_changed: Callable[[int, bytes], None] = lambda directory, name: None
         self.attributes_changed: Callable[[int], None] = lambda inode: None
+        # For who has handed out the hot file of a generation, which goes now.
+        self.hot_goes: Callable[[int], None] = lambda generation: None
         self.default_ttl_ns = 0  # where no directory says otherwise; 0: none
         self.keeps_transients = False  # a mount may outlive us: docs/direct.md
         self.block_count = 0
@@ -222,6 +224,7 @@ class Catalog:
         """
         if block.is_hot:
             self.attributes_changed(block.generation)
+            self.hot_goes(block.generation)
             size = block.size if spare else 0
             self.hot.remove(block.generation, block.hot_bytes, spare_size=size)
             block.hot_bytes = NOT_HOT
