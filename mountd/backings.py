@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mountd.device_fuse import FuseDevice
@@ -81,13 +81,17 @@ class Backings:
             self._session.newest_backing = number
         return number
 
-    def resume(self, files: Iterable[OpenFile]) -> None:
-        """Take over the ids that a daemon before us had; give those back that nobody uses."""
+    def resume(self, files: Iterable[OpenFile], is_gone: Callable[[int], bool]) -> None:
+        """Take over the ids that a daemon before us had; give those back that nobody uses.
+
+        `is_gone` says of an inode whether its hot file goes with the last open.
+        """
         assert self._session is not None
         for file in files:
             if file.backing:
-                known = self._by_node.setdefault(file.generation, _Backing(file.backing, set()))
-                known.handles.add(file.number)
+                stays = not is_gone(file.generation)
+                known = _Backing(file.backing, set(), stays)
+                self._by_node.setdefault(file.generation, known).handles.add(file.number)
         used = {backing.number for backing in self._by_node.values()}
         for number in set(self._session.unused_backings()) - used:
             self._device.close_backing(number)

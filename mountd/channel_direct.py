@@ -193,7 +193,7 @@ class DirectChannel:
         """Take over a mount that outlived the daemon before us."""
         self._go_by(agreed)
         files = self._operations.resume()
-        self._backings.resume(files)
+        self._backings.resume(files, self._operations.is_gone)
         self.beliefs.resume()
         self._device.resend()
         log.info("the mount goes on, with %d open files", len(files))

@@ -304,6 +304,11 @@ class Operations:
         node = self._names.by_inode.get(inode)
         return isinstance(node, Block) and not node.published and not node.is_gone
 
+    def is_gone(self, inode: int) -> bool:
+        """Whether no name leads to a block any more, and its bytes go with its last open."""
+        node = self._names.by_inode.get(inode)
+        return not isinstance(node, Block) or node.is_gone
+
     def is_written_under(self, parent: int, name: bytes) -> bool:
         """Whether a name leads elsewhere for somebody who writes under it."""
         directory = self._names.by_inode.get(parent)

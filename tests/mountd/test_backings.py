@@ -112,8 +112,22 @@ def test_a_daemon_that_takes_over_gives_back_what_no_open_file_uses(
     before.give_back(2, 2)
     assert session.unused_backings() == [unused]
     after = made(kernel, session)
-    after.resume([OpenFile(1, 1, 0, 0, 0, used, OpenFlag.LENT)])
+    after.resume([OpenFile(1, 1, 0, 0, 0, used, OpenFlag.LENT)], lambda inode: False)
     assert kernel.registered == {used}
     assert session.unused_backings() == []
     assert lend(after, 1, 3) == used
+    session.close()
+
+
+def test_a_block_that_went_before_the_daemon_did_takes_its_registration_along(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    session = Session(tmp_path / "session")
+    before = made(kernel, session)
+    used = lend(before, 1, 1)
+    before.let_go(1)
+    after = made(kernel, session)
+    after.resume([OpenFile(1, 1, 0, 0, 0, used, OpenFlag.LENT)], lambda inode: inode == 1)
+    after.give_back(1, 1)
+    assert not kernel.registered
     session.close()
