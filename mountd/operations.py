@@ -494,7 +494,7 @@ class Operations:
         self._redirects.end(caller.pid)
         handle = await self._store.create(directory, name, who, owner, flags)
         handle.block.lookups += 1
-        opened = _Opened(handle, newest_pid=process.newest_pid())
+        opened = _Opened(handle, newest_pid=_newest_pid(caller))
         return self._add(opened, handle.block.generation, caller), self._attr(handle.block)
 
     def _new_owner(self, parent: Directory, mode: int, caller: Caller) -> NewOwner:
@@ -525,7 +525,7 @@ class Operations:
             raise IsDirectory(repr(node.name))
         if writes:
             handle = await self._open_for_write(node, flags, caller)
-            opened = _Opened(handle, newest_pid=process.newest_pid())
+            opened = _Opened(handle, newest_pid=_newest_pid(caller))
             return self._add(opened, inode, caller), False
         before = self._redirects.take(caller.pid, node)
         if node.is_gone and not node.opens and before is None:
@@ -909,6 +909,11 @@ def _way(flags: OpenFlag) -> Way:
 
 def _groups(caller: Caller) -> set[int]:
     return {caller.gid} | (process.supplementary_groups(caller.pid) if caller.uid else set())
+
+
+def _newest_pid(caller: Caller) -> int:
+    """Return the newest process; 0 where the channel will say who closes, and it is not needed."""
+    return 0 if caller.request else process.newest_pid()
 
 
 def _in_range(time_ns: int) -> int:

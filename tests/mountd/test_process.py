@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -54,3 +56,20 @@ def test_who_is_gone_is_to_end() -> None:
     with subprocess.Popen(["true"]) as child:
         pass
     assert process.is_to_end(child.pid)
+
+
+def test_threads_are_told_from_processes_without_proc() -> None:
+    found: list[tuple[int, int]] = []
+
+    def look() -> None:
+        tid = threading.get_native_id()
+        found.append((tid, process.process_of(tid)))
+        assert process.is_thread_of(tid, os.getpid())
+        assert not process.is_thread_of(tid, tid)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    ((tid, owner),) = found
+    assert tid != owner == os.getpid()
+    assert process.process_of(os.getpid()) == os.getpid()
