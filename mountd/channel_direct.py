@@ -48,9 +48,10 @@ from mountd.fuseproto.requests import (
     parse_header,
 )
 from mountd.noticing import noticing
-from mountd.operations import SEALED_ATTR_S, Lifetimes, Operations
+from mountd.operations import SEALED_ATTR_S, Operations
 from mountd.redirects import RetryLookup
 from mountd.session import RESENT, Agreed, Session
+from mountd.values import Lifetimes
 
 log = logging.getLogger(__name__)
 

@@ -18,17 +18,10 @@ from ctxfs.errors import ConfigError, CtxfsError
 from mountd.channels import ChosenChannel
 from mountd.deadlines import Waiter
 from mountd.noticing import noticing
-from mountd.operations import (
-    NAME_BYTES_MAX,
-    PAGE_BYTES,
-    SPARE_FILES,
-    Attr,
-    Caller,
-    Operations,
-    SetAttr,
-)
+from mountd.operations import Operations
 from mountd.redirects import RetryLookup
 from mountd.session import Session
+from mountd.values import NAME_BYTES_MAX, PAGE_BYTES, SPARE_FILES, Attr, Caller, SetAttr
 
 log = logging.getLogger(__name__)
 

@@ -22,17 +22,10 @@ from mountd.fuseproto import constants, replies, requests
 from mountd.fuseproto.constants import Opcode, OpenFlag, SetattrField
 from mountd.fuseproto.replies import SECOND_NS, Attributes, Filesystem
 from mountd.fuseproto.requests import Header
-from mountd.operations import (
-    NAME_BYTES_MAX,
-    PAGE_BYTES,
-    SPARE_FILES,
-    Attr,
-    Caller,
-    Operations,
-    SetAttr,
-)
+from mountd.operations import Operations
 from mountd.session import RESENT
 from mountd.session import OpenFlag as Known
+from mountd.values import NAME_BYTES_MAX, PAGE_BYTES, SPARE_FILES, Attr, Caller, SetAttr
 
 log = logging.getLogger(__name__)
 

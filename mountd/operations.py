@@ -13,7 +13,6 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ctxfs.core.block import Block, Directory, Node, State
 from ctxfs.core.key import is_temporary
@@ -42,23 +41,21 @@ from ctxfs.store.store import Handle, NewOwner, Store
 from mountd import process
 from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory, Reader
 from mountd.deadlines import Deadlines
+from mountd.permissions import R_BIT, W_BIT, groups_of, may, may_read
 from mountd.redirects import Redirects
 from mountd.session import OpenFile, OpenFlag, Session
+from mountd.values import PAGE_BYTES, Attr, Caller, Lifetimes, Missing, SetAttr, Space
 
 log = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
 STAT_BLOCK_BYTES = 512
-PAGE_BYTES = 4096
-NAME_BYTES_MAX = 255
-SPARE_FILES = 1 << 32  # files are bounded by bytes alone
 SEALED_ATTR_S = 1.0
 DIRECTORY_S = 1.0  # names of directories, for a channel that cannot take them back
 # A block's name is believed until so long before it expires, since nobody knows exactly when
 # a lifetime that was told begins.
 EXPIRY_MARGIN_NS = 3_000_000_000
 TIME_NS_MAX = 2**63 - 1  # what is written down: from the year 1677 to 2262
-R_BIT, W_BIT, X_BIT = 4, 2, 1
 TROUBLE = (DeadlineExceeded, DeviceError, TierFull, TierTrouble)
 
 
@@ -66,72 +63,6 @@ class CrossDirectory(CtxfsError):
     """A directory with keys beneath cannot be renamed: its blocks' keys would all change."""
 
     code = errno.EXDEV  # mv copies instead
-
-
-class Caller(NamedTuple):
-    """Who asks."""
-
-    uid: int
-    gid: int
-    pid: int  # the thread
-    request: int = 0  # the kernel's number of what it asks, where the channel tells
-
-
-class Attr(NamedTuple):
-    """What stat shows, and for how many seconds the kernel may believe it."""
-
-    inode: int
-    mode: int
-    nlink: int
-    uid: int
-    gid: int
-    size: int
-    blocks: int
-    atime_ns: int
-    mtime_ns: int
-    ctime_ns: int
-    entry_s: float
-    attr_s: float
-
-
-class Missing(NamedTuple):
-    """A name leads nowhere, and for how many seconds the kernel may believe that."""
-
-    entry_s: float
-
-
-class SetAttr(NamedTuple):
-    """What setattr is to change; None: leave as it is."""
-
-    mode: int | None = None
-    uid: int | None = None
-    gid: int | None = None
-    size: int | None = None
-    atime_ns: int | None = None
-    mtime_ns: int | None = None
-
-
-class Space(NamedTuple):
-    """What statvfs shows, in pages of 4096 bytes."""
-
-    total: int
-    free: int
-    files: int
-
-
-class Entry(NamedTuple):
-    """One line of a directory."""
-
-    name: bytes
-    node: Node | None  # None: gone since the directory was opened
-    attr: Attr
-
-
-class Lifetimes(NamedTuple):
-    """For how many seconds a channel that can take things back lets the kernel believe them."""
-
-    names: float = 0.0  # where a name leads, or that it leads nowhere
-    directories: float = 0.0  # attributes of directories
 
 
 @dataclass(slots=True)
@@ -390,7 +321,7 @@ class Operations:
         base = self._names.find(block.directory, block.name) if block.is_gone else block
         if not isinstance(base, Block):
             raise BlockNotFound(repr(block.name))
-        if base is not block and not _may(base, W_BIT, caller.uid, _groups(caller)):
+        if base is not block and not may(base, W_BIT, caller.uid, groups_of(caller)):
             raise NotYours("the name was taken by somebody else meanwhile")
         new = await self._store.new_generation(block.directory, block.name, owner, base=base)
         writer = await self._store.open_for_write(new, owner, 0)
@@ -486,8 +417,8 @@ class Operations:
         old = self._names.find(directory, name)
         if isinstance(old, Block) and not flags & os.O_EXCL:
             # It came after the kernel looked, so nobody has asked for permission yet.
-            groups = _groups(caller)
-            if not all(_may(old, bit, caller.uid, groups) for bit in (R_BIT, W_BIT)):
+            groups = groups_of(caller)
+            if not all(may(old, bit, caller.uid, groups) for bit in (R_BIT, W_BIT)):
                 raise NotYours("the name was taken by somebody else meanwhile")
         owner = process.process_of(caller.pid)
         who = self._new_owner(directory, mode, caller)
@@ -789,9 +720,9 @@ class Operations:
         return sorted(self._visible(self._directory(inode), caller))
 
     def _visible(self, directory: Directory, caller: Caller) -> Iterator[tuple[int, bytes]]:
-        groups = _groups(caller)
+        groups = groups_of(caller)
         for name, node in directory.entries.items():
-            if _may_read(node, caller.uid, groups):
+            if may_read(node, caller.uid, groups):
                 yield (node.generation if isinstance(node, Block) else node.inode), name
         owner = None
         private = {}  # two threads may have made the same name: the newest is what it leads to
@@ -907,10 +838,6 @@ def _way(flags: OpenFlag) -> Way:
     return Way.KEPT if flags & OpenFlag.KEPT else Way.UNSAID
 
 
-def _groups(caller: Caller) -> set[int]:
-    return {caller.gid} | (process.supplementary_groups(caller.pid) if caller.uid else set())
-
-
 def _newest_pid(caller: Caller) -> int:
     """Return the newest process; 0 where the channel will say who closes, and it is not needed."""
     return 0 if caller.request else process.newest_pid()
@@ -919,16 +846,3 @@ def _newest_pid(caller: Caller) -> int:
 def _in_range(time_ns: int) -> int:
     """Return a time, or the nearest that can be kept, as other file systems do."""
     return max(-TIME_NS_MAX, min(TIME_NS_MAX, time_ns))
-
-
-def _may_read(node: Node, uid: int, groups: set[int]) -> bool:
-    if uid == node.uid:
-        return True
-    # Who may enter a directory may see that it is there.
-    return _may(node, R_BIT | X_BIT if isinstance(node, Directory) else R_BIT, uid, groups)
-
-
-def _may(node: Node, bits: int, uid: int, groups: set[int]) -> bool:
-    """Whether a user has one of the rights."""
-    shift = 6 if uid == node.uid else 3 if node.gid in groups else 0
-    return uid == 0 or bool(node.mode & bits << shift)
