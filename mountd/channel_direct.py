@@ -47,8 +47,9 @@ from mountd.fuseproto.requests import (
     parse_body,
     parse_header,
 )
+from mountd.nodes import SEALED_ATTR_S
 from mountd.noticing import noticing
-from mountd.operations import SEALED_ATTR_S, Operations
+from mountd.operations import Operations
 from mountd.redirects import RetryLookup
 from mountd.session import RESENT, Agreed, Session
 from mountd.values import Lifetimes
@@ -206,7 +207,7 @@ class DirectChannel:
         catalog.attributes_changed = self.beliefs.attributes_changed
         if names:
             catalog.name_changed = self.beliefs.name_changed
-        self._operations.lifetimes = Lifetimes(NAMES_S if names else 0.0, ATTRIBUTES_S)
+        self._operations.nodes.lifetimes = Lifetimes(NAMES_S if names else 0.0, ATTRIBUTES_S)
         self.beliefs.begin(max(ATTRIBUTES_S, SEALED_ATTR_S), names=names)
 
     # -- requests

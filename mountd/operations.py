@@ -14,10 +14,9 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ctxfs.core.block import Block, Directory, Node, State
+from ctxfs.core.block import Block, Directory, Node
 from ctxfs.core.key import is_temporary
 from ctxfs.core.namespace import ROOT_INODE
-from ctxfs.core.times import NEVER
 from ctxfs.errors import (
     BadValue,
     BlockExists,
@@ -41,20 +40,14 @@ from ctxfs.store.store import Handle, NewOwner, Store
 from mountd import process
 from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory, Reader
 from mountd.deadlines import Deadlines
+from mountd.nodes import Nodes
 from mountd.permissions import R_BIT, W_BIT, groups_of, may, may_read
 from mountd.redirects import Redirects
 from mountd.session import OpenFile, OpenFlag, Session
-from mountd.values import PAGE_BYTES, Attr, Caller, Lifetimes, Missing, SetAttr, Space
+from mountd.values import PAGE_BYTES, Attr, Caller, Missing, SetAttr, Space
 
 log = logging.getLogger(__name__)
 
-SECOND_NS = 1_000_000_000
-STAT_BLOCK_BYTES = 512
-SEALED_ATTR_S = 1.0
-DIRECTORY_S = 1.0  # names of directories, for a channel that cannot take them back
-# A block's name is believed until so long before it expires, since nobody knows exactly when
-# a lifetime that was told begins.
-EXPIRY_MARGIN_NS = 3_000_000_000
 TIME_NS_MAX = 2**63 - 1  # what is written down: from the year 1677 to 2262
 TROUBLE = (DeadlineExceeded, DeviceError, TierFull, TierTrouble)
 
@@ -103,107 +96,17 @@ class Operations:
         self._names = store.catalog.names
         self._attributes = attributes
         self._control = control
+        self.nodes = Nodes(store, attributes, control)
         self.deadlines = deadlines  # of the requests that the channel has put to sleep
         self._session = session
         self.trouble_is_error = trouble_is_error
-        self.lifetimes = Lifetimes()
         self._opened: dict[int, _Opened] = {}
         self._listings: dict[int, _Listing] = {}
         # Numbers of directories must not come twice in a mount's life, but are not written down.
         self._next_handle = 1 if session is None else self._catalog.clock().boot_ns
         self._redirects = Redirects(store)
 
-    # -- nodes and attributes
-
-    def _node(self, inode: int) -> Node:
-        node = self._names.by_inode.get(inode)
-        if node is None:
-            raise BlockNotFound(f"inode {inode}")
-        return node
-
-    def _directory(self, inode: int) -> Directory:
-        if self._control.has(inode):
-            raise NotPermitted(".ctx belongs to the daemon")
-        node = self._node(inode)
-        if not isinstance(node, Directory):
-            raise NotDirectory(repr(node.name))
-        return node
-
-    def _attr(self, node: Node) -> Attr:
-        if isinstance(node, Directory):
-            return self._directory_attr(node)
-        self._store.refresh(node)
-        physical = self._attributes.stored_bytes(node)
-        sealed = node.state is State.SEALED
-        return Attr(
-            inode=node.generation,
-            mode=stat.S_IFREG | node.mode,
-            nlink=0 if node.is_gone else 1,
-            uid=node.uid,
-            gid=node.gid,
-            size=node.size,
-            blocks=-(-physical // STAT_BLOCK_BYTES),
-            atime_ns=node.atime_ns,
-            mtime_ns=node.mtime_ns,
-            ctime_ns=node.ctime_ns,
-            entry_s=self._name_s(node.directory, node.name, node),
-            attr_s=SEALED_ATTR_S if sealed else 0.0,
-        )
-
-    def _directory_attr(self, directory: Directory) -> Attr:
-        return Attr(
-            inode=directory.inode,
-            mode=stat.S_IFDIR | directory.mode,
-            nlink=0 if directory.removed else 2,
-            uid=directory.uid,
-            gid=directory.gid,
-            size=PAGE_BYTES,
-            blocks=0,
-            atime_ns=directory.mtime_ns,
-            mtime_ns=directory.mtime_ns,
-            ctime_ns=directory.mtime_ns,
-            entry_s=self._directory_name_s(directory),
-            attr_s=self.lifetimes.directories,
-        )
-
-    def _name_s(self, directory: Directory, name: bytes, node: Node | None) -> float:
-        """Return for how long the kernel may believe where a name leads; `node` None: nowhere.
-
-        Names change by themselves, so only where they can be taken back; and while somebody writes
-        under a name, it leads elsewhere for that process.
-        """
-        longest = self.lifetimes.names
-        if not longest or self._store.is_private(directory, name):
-            return 0.0
-        if isinstance(node, Block):
-            if not node.published:
-                return 0.0
-            if node.expires_ns != NEVER:
-                left_ns = node.expires_ns - self._catalog.clock().boot_ns - EXPIRY_MARGIN_NS
-                return min(longest, max(0.0, left_ns / SECOND_NS))
-        return longest
-
-    def _directory_name_s(self, directory: Directory) -> float:
-        if directory.parent is None:
-            return 0.0
-        if self.lifetimes.names:
-            return self._name_s(directory.parent, directory.name, directory)
-        return 0.0 if self._goes_as_one(directory) else DIRECTORY_S
-
-    def _goes_as_one(self, directory: Directory | None) -> bool:
-        while directory is not None:
-            if directory.together:
-                return True
-            directory = directory.parent
-        return False
-
-    def _control_attr(self, inode: int) -> Attr:
-        file = self._control.by_inode.get(inode)
-        mode = file.mode if file is not None else stat.S_IFDIR | 0o555
-        now_ns = self._catalog.clock().wall_ns
-        uid, gid = os.getuid(), os.getgid()
-        links = 1 if file is not None else 2
-        return Attr(inode, mode, links, uid, gid, 0, 0, now_ns, now_ns, now_ns, 1.0, 0.0)
+    # -- names and attributes
 
     def lookup(self, parent: int, name: bytes, caller: Caller) -> Attr:
         """Find a name. Counts one reference of the kernel."""
@@ -218,7 +121,7 @@ class Operations:
         if not isinstance(directory, Directory):
             return self._find_in_control(parent, name)
         if directory is self._names.root and name == DIRECTORY_NAME:
-            return self._control_attr(DIRECTORY_INODE)
+            return self.nodes.control_attr(DIRECTORY_INODE)
         owner = None
         if self._store.is_private(directory, name):
             owner = process.process_of(caller.pid)
@@ -226,9 +129,9 @@ class Operations:
         self._redirects.looked_up(caller.pid, (directory, name), node)
         if node is None:
             self._catalog.counters.misses += 1
-            return Missing(self._name_s(directory, name, None))
+            return Missing(self.nodes.name_s(directory, name, None))
         node.lookups += 1
-        return self._attr(node)
+        return self.nodes.attr(node)
 
     def is_private(self, inode: int) -> bool:
         """Whether a block is found by name by its writer alone."""
@@ -247,11 +150,11 @@ class Operations:
 
     def _find_in_control(self, parent: int, name: bytes) -> Attr:
         if parent != DIRECTORY_INODE:
-            self._directory(parent)  # raises what is wrong with it
+            self.nodes.directory(parent)  # raises what is wrong with it
         file = self._control.by_name.get(name)
         if file is None:
             raise BlockNotFound(repr(name))
-        return self._control_attr(file.inode)
+        return self.nodes.control_attr(file.inode)
 
     def forget(self, inode: int, count: int) -> None:
         """The kernel gave up references."""
@@ -262,9 +165,12 @@ class Operations:
 
     def getattr(self, inode: int) -> Attr:
         """Stat."""
+        node = self._names.by_inode.get(inode)
+        if node is not None:
+            return self.nodes.attr(node)
         if self._control.has(inode):
-            return self._control_attr(inode)
-        return self._attr(self._node(inode))
+            return self.nodes.control_attr(inode)
+        raise BlockNotFound(f"inode {inode}")
 
     async def setattr(
         self, inode: int, change: SetAttr, handle: int | None, caller: Caller
@@ -272,7 +178,7 @@ class Operations:
         """Chmod, chown, utimens and truncate."""
         if self._control.has(inode):
             raise NotPermitted(".ctx belongs to the daemon")
-        node = self._node(inode)
+        node = self.nodes.node(inode)
         if isinstance(node, Block):
             self._store.refresh(node)
         if change.size is not None:
@@ -290,12 +196,12 @@ class Operations:
                 node.writing.time_given = True
         if isinstance(node, Directory):
             self._catalog.record_directory(node)
-            return self._attr(node)
+            return self.nodes.attr(node)
         node.ctime_ns = now_ns
         if change.atime_ns is not None:
             node.atime_ns = _in_range(change.atime_ns)
         self._catalog.record_change(node)
-        return self._attr(node)
+        return self.nodes.attr(node)
 
     def kill_privileges(self, inode: int) -> None:
         """Somebody without the right to keep them changed the file: setuid and setgid go."""
@@ -411,7 +317,7 @@ class Operations:
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
     ) -> tuple[int, Attr]:
         """Make and open a block."""
-        directory = self._directory(parent)
+        directory = self.nodes.directory(parent)
         if parent == ROOT_INODE and name == DIRECTORY_NAME:
             raise BlockExists(".ctx belongs to the daemon")
         old = self._names.find(directory, name)
@@ -426,7 +332,7 @@ class Operations:
         handle = await self._store.create(directory, name, who, owner, flags)
         handle.block.lookups += 1
         opened = _Opened(handle, newest_pid=_newest_pid(caller))
-        return self._add(opened, handle.block.generation, caller), self._attr(handle.block)
+        return self._add(opened, handle.block.generation, caller), self.nodes.attr(handle.block)
 
     def _new_owner(self, parent: Directory, mode: int, caller: Caller) -> NewOwner:
         gid = parent.gid if parent.mode & stat.S_ISGID else caller.gid
@@ -441,7 +347,7 @@ class Operations:
         assert handle is not None
         self._store.publish_on_close(handle)
         self.release(number)
-        return self._attr(handle.block)
+        return self.nodes.attr(handle.block)
 
     async def open(self, inode: int, flags: int, caller: Caller) -> tuple[int, bool]:
         """Open a file; returns the handle and whether it is to bypass the page cache."""
@@ -451,7 +357,7 @@ class Operations:
             if writes:
                 raise NotPermitted(".ctx can only be read")
             return self._add(_Opened(reader=control.open()), inode, caller), True
-        node = self._node(inode)
+        node = self.nodes.node(inode)
         if isinstance(node, Directory):
             raise IsDirectory(repr(node.name))
         if writes:
@@ -633,24 +539,24 @@ class Operations:
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> Attr:
         """Make a prefix."""
-        directory = self._directory(parent)
+        directory = self.nodes.directory(parent)
         who = self._new_owner(directory, mode, caller)
         if directory.mode & stat.S_ISGID:
             who = NewOwner(who.uid, who.gid, who.mode | stat.S_ISGID)
         made = self._store.make_directory(directory, name, who)
         made.lookups += 1
-        return self._attr(made)
+        return self.nodes.attr(made)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         """Take away an empty prefix."""
-        directory = self._directory(parent)
+        directory = self.nodes.directory(parent)
         if directory is self._names.root and name == DIRECTORY_NAME:
             raise NotPermitted(".ctx belongs to the daemon")
         self._store.remove_directory(directory, name)
 
     def unlink(self, parent: int, name: bytes, caller: Caller) -> None:
         """Take a name away."""
-        directory = self._directory(parent)
+        directory = self.nodes.directory(parent)
         owner = process.process_of(caller.pid) if self._store.is_private(directory, name) else 0
         self._store.unlink(directory, name, owner)
 
@@ -666,7 +572,7 @@ class Operations:
         exchange: bool,
     ) -> None:
         """Rename; of a block that is being written, this publishes it."""
-        source_in, target_in = self._directory(old_parent), self._directory(new_parent)
+        source_in, target_in = self.nodes.directory(old_parent), self.nodes.directory(new_parent)
         ends = (old_parent, old_name), (new_parent, new_name)
         if (ROOT_INODE, DIRECTORY_NAME) in ends:
             raise NotPermitted(".ctx belongs to the daemon")
@@ -710,14 +616,14 @@ class Operations:
         number = self._next_handle
         self._next_handle += 1
         if not self._control.has(inode):
-            self._directory(inode)
+            self.nodes.directory(inode)
         self._listings[number] = _Listing(inode, caller)
         return number
 
     def _entries(self, inode: int, caller: Caller) -> list[tuple[int, bytes]]:
         if inode == DIRECTORY_INODE:
             return sorted((file.inode, file.name) for file in self._control.files)
-        return sorted(self._visible(self._directory(inode), caller))
+        return sorted(self._visible(self.nodes.directory(inode), caller))
 
     def _visible(self, directory: Directory, caller: Caller) -> Iterator[tuple[int, bytes]]:
         groups = groups_of(caller)
@@ -752,13 +658,13 @@ class Operations:
         first = bisect.bisect_left(listing.entries, (start + 1, b""))
         for inode, name in itertools.islice(listing.entries, first, None):
             if self._control.has(inode):
-                yield inode, name, self._control_attr(inode)
+                yield inode, name, self.nodes.control_attr(inode)
                 continue
             node = self._names.by_inode.get(inode)
             if node is None or (isinstance(node, Block) and node.is_gone):
                 continue
             if node.name == name:  # renamed ones show, or not, under their new name
-                yield inode, name, self._attr(node)
+                yield inode, name, self.nodes.attr(node)
 
     def listed(self, inode: int) -> None:
         """An entry was handed to the kernel, which holds a reference now."""
@@ -786,19 +692,19 @@ class Operations:
     def _attributed(self, inode: int) -> Node:
         if self._control.has(inode):
             raise NotPermitted(".ctx belongs to the daemon")
-        return self._node(inode)
+        return self.nodes.node(inode)
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
         """Return the value of an attribute."""
         if not name.startswith(b"user.") or self._control.has(inode):
             raise NoAttribute(os.fsdecode(name))
-        return self._attributes.get(self._node(inode), name)
+        return self._attributes.get(self.nodes.node(inode), name)
 
     def listxattr(self, inode: int) -> list[bytes]:
         """Return the names of attributes that are set."""
         if self._control.has(inode):
             return []
-        return self._attributes.names(self._node(inode))
+        return self._attributes.names(self.nodes.node(inode))
 
     async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
         """Set an attribute; moves are done when this returns."""
