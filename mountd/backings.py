@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mountd.device_fuse import FuseDevice
-from mountd.operations import Operations
+from mountd.openfiles import OpenFiles
 from mountd.session import UNUSED_BACKINGS, OpenFile, Session
 
 log = logging.getLogger(__name__)
@@ -45,25 +45,25 @@ class Backings:
     def __len__(self) -> int:
         return len(self._by_node)
 
-    def lend(self, operations: Operations, node: int, handle: int) -> int:
+    def lend(self, files: OpenFiles, node: int, handle: int) -> int:
         """Return the id to answer an open with, 0 if it is to go through us."""
         if not self.enabled:
             return 0
-        fd = operations.lend(handle)
+        fd = files.lend(handle)
         if fd is None:
             return 0
         backing = self._by_node.get(node)
         if backing is not None:
             backing.handles.add(handle)
-            operations.lent(handle, backing.number)
+            files.lent(handle, backing.number)
             return backing.number
         unused = self._unused.pop(node, None)
         number = unused[0] if unused is not None else self._register(fd)
         if not number:
-            operations.keep(handle)
+            files.keep(handle)
             return 0
         self._by_node[node] = _Backing(number, {handle})
-        operations.lent(handle, number)
+        files.lent(handle, number)
         if unused is not None:  # only now: it is noted in one place at least, at any moment
             self._leave_place(unused[1])
         return number

@@ -194,7 +194,7 @@ class DirectChannel:
     def _resume(self, agreed: Agreed) -> None:
         """Take over a mount that outlived the daemon before us."""
         self._go_by(agreed)
-        files = self._operations.resume()
+        files = self._operations.files.resume()
         self._backings.resume(files, self._operations.is_gone)
         self.beliefs.resume()
         self._device.resend()

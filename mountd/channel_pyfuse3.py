@@ -292,7 +292,7 @@ class Pyfuse3Channel(pyfuse3.Operations):
         self._ops.forget(made.inode, 1)  # the kernel never heard of it
 
     def _uncreate(self, created: tuple[int, Attr]) -> None:
-        self._ops.abandon(created[0])
+        self._ops.files.abandon(created[0])
         self._unmake(created[1])
 
     async def open(
@@ -307,7 +307,7 @@ class Pyfuse3Channel(pyfuse3.Operations):
                 inode,
                 self._ops.open(inode, flags, _caller(ctx)),
                 is_reader=not flags & WRITES,
-                undo=lambda opened: self._ops.abandon(opened[0]),
+                undo=lambda opened: self._ops.files.abandon(opened[0]),
             )
         return _file(handle, direct=direct)
 
@@ -316,25 +316,25 @@ class Pyfuse3Channel(pyfuse3.Operations):
         self, fh: pyfuse3.FileHandleT, off: int, size: int
     ) -> bytes | memoryview:
         with _answering():
-            return await self._ops.read(fh, off, size)
+            return await self._ops.files.read(fh, off, size)
 
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
         with _answering():
-            steps = self._ops.write(fh, off, buf)
-            return await self._timed("WRITE", self._ops.inode_of(fh), steps, is_patient=True)
+            steps = self._ops.files.write(fh, off, buf)
+            return await self._timed("WRITE", self._ops.files.inode_of(fh), steps, is_patient=True)
 
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
         with _answering():
-            self._ops.flush(fh)
+            self._ops.files.flush(fh)
 
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         with _answering():
-            self._ops.release(fh)
+            self._ops.files.release(fh)
 
     async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
         with _answering():
-            steps = self._ops.fsync(fh)
-            await self._timed("FSYNC", self._ops.inode_of(fh), steps, is_patient=True)
+            steps = self._ops.files.fsync(fh)
+            await self._timed("FSYNC", self._ops.files.inode_of(fh), steps, is_patient=True)
 
     async def fsyncdir(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
         with _answering():

@@ -73,6 +73,7 @@ class Translator:
 
     def __init__(self, operations: Operations, backings: Backings, beliefs: Beliefs) -> None:
         self._ops = operations
+        self._files = operations.files
         self._backings = backings
         self._beliefs = beliefs
 
@@ -232,17 +233,17 @@ class Translator:
         answer = 0 if flags & WRITES else NOFLUSH
         if direct:
             return replies.opened(number, answer | DIRECT_IO)
-        if backing := self._backings.lend(self._ops, node, number):
+        if backing := self._backings.lend(self._files, node, number):
             return replies.opened(number, answer | PASSTHROUGH, backing)
         # An inode's bytes change only through the kernel, so what it has cached stays right.
         return replies.opened(number, answer | KEEP_CACHE)
 
     def _opened_before(self, header: Header, flags: int) -> tuple[Attr, bytes] | None:
         """What the daemon before us opened for this request, and did not come to answer."""
-        found = self._ops.opened_before(header.unique & ~RESENT)
+        found = self._files.opened_before(header.unique & ~RESENT)
         if found is None:
             return None
-        file, attr, direct = found
+        file, direct = found
         answer = 0 if flags & WRITES else NOFLUSH
         if file.backing:
             opened = replies.opened(file.number, answer | PASSTHROUGH, file.backing)
@@ -250,27 +251,27 @@ class Translator:
             opened = replies.opened(file.number, answer | KEEP_CACHE)
         else:
             opened = self._opened(file.generation, file.number, flags, direct=direct)
-        return attr, opened
+        return self._ops.getattr(file.generation), opened
 
     async def read(self, header: Header, body: requests.Read) -> Answer:
-        return await self._ops.read(body.handle, body.offset, body.size)
+        return await self._files.read(body.handle, body.offset, body.size)
 
     async def write(self, header: Header, body: requests.Write) -> Answer:
         if body.write_flags & constants.WRITE_KILL_SUIDGID:
             self._ops.kill_privileges(header.node)
-        return replies.written(await self._ops.write(body.handle, body.offset, body.data))
+        return replies.written(await self._files.write(body.handle, body.offset, body.data))
 
     def flush(self, header: Header, body: requests.Flush) -> Answer:
-        self._ops.flush(body.handle, header.pid or None)
+        self._files.flush(body.handle, header.pid or None)
         return DONE
 
     def release(self, header: Header, body: requests.Release) -> Answer:
         self._backings.give_back(header.node, body.handle)
-        self._ops.release(body.handle)
+        self._files.release(body.handle)
         return DONE
 
     async def fsync(self, header: Header, body: requests.Fsync) -> Answer:
-        await self._ops.fsync(body.handle)
+        await self._files.fsync(body.handle)
         return DONE
 
     def take_back(self, header: Header, answer: Answer) -> None:
@@ -282,7 +283,7 @@ class Translator:
             number = replies.handle_of(answer)
             node = header.node if header.opcode == Opcode.OPEN else replies.inode_of(answer)
             self._backings.give_back(node, number)
-            self._ops.abandon(number)
+            self._files.abandon(number)
         if header.opcode in (Opcode.CREATE, Opcode.MKNOD):
             self._ops.forget(replies.inode_of(answer), 1)
 

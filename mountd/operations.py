@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ctxfs.core.block import Block, Directory, Node
-from ctxfs.core.key import is_temporary
 from ctxfs.core.namespace import ROOT_INODE
 from ctxfs.errors import (
     BadValue,
@@ -35,15 +34,15 @@ from ctxfs.errors import (
     TierTrouble,
 )
 from ctxfs.store.attributes import Attributes
-from ctxfs.store.lending import Way
 from ctxfs.store.store import Handle, NewOwner, Store
 from mountd import process
-from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory, Reader
+from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory
 from mountd.deadlines import Deadlines
 from mountd.nodes import Nodes
+from mountd.openfiles import Opened, OpenFiles
 from mountd.permissions import R_BIT, W_BIT, groups_of, may, may_read
 from mountd.redirects import Redirects
-from mountd.session import OpenFile, OpenFlag, Session
+from mountd.session import Session
 from mountd.values import PAGE_BYTES, Attr, Caller, Missing, SetAttr, Space
 
 log = logging.getLogger(__name__)
@@ -56,16 +55,6 @@ class CrossDirectory(CtxfsError):
     """A directory with keys beneath cannot be renamed: its blocks' keys would all change."""
 
     code = errno.EXDEV  # mv copies instead
-
-
-@dataclass(slots=True)
-class _Opened:
-    """An open file: a block, or a file of `.ctx`."""
-
-    handle: Handle | None = None
-    reader: Reader | None = None
-    newest_pid: int = 0  # at open; if it is the same at close, nobody can have inherited it
-    killed: bool = False  # the writer was: what it had not published is nothing
 
 
 @dataclass(slots=True)
@@ -97,10 +86,10 @@ class Operations:
         self._attributes = attributes
         self._control = control
         self.nodes = Nodes(store, attributes, control)
+        self.files = OpenFiles(store, control, session)
         self.deadlines = deadlines  # of the requests that the channel has put to sleep
         self._session = session
         self.trouble_is_error = trouble_is_error
-        self._opened: dict[int, _Opened] = {}
         self._listings: dict[int, _Listing] = {}
         # Numbers of directories must not come twice in a mount's life, but are not written down.
         self._next_handle = 1 if session is None else self._catalog.clock().boot_ns
@@ -212,9 +201,9 @@ class Operations:
                 node.mode &= ~stat.S_ISGID
 
     async def _set_size(self, block: Block, size: int, handle: int | None, caller: Caller) -> None:
-        opened = self._opened.get(handle) if handle is not None else None
-        if opened is not None and opened.handle is not None and opened.handle.writable:
-            await self._store.truncate(opened.handle.block, size, opened.handle)
+        opened = self.files.writer(handle)
+        if opened is not None:
+            await self._store.truncate(opened.block, size, opened)
             return
         owner = process.process_of(caller.pid)
         if block.writing is not None and self._store.goes_on(block, owner, 0):
@@ -239,76 +228,6 @@ class Operations:
 
     # -- files
 
-    def _add(self, opened: _Opened, generation: int, caller: Caller) -> int:
-        if self._session is None:
-            number = self._next_handle
-            self._next_handle += 1
-        else:
-            owner = opened.handle.owner if opened.handle is not None else 0
-            number = self._session.add(
-                generation, owner, opened.newest_pid, _flags(opened), caller.request
-            )
-        self._opened[number] = opened
-        return number
-
-    def _note(self, number: int, opened: _Opened, backing: int | None = None) -> None:
-        """Write down what changed of an open file."""
-        if self._session is not None:
-            self._session.set_flags(number, _flags(opened), backing)
-
-    def _open_file(self, number: int) -> _Opened:
-        opened = self._opened.get(number)
-        if opened is None:  # of the daemon's former life, and its bytes were lost
-            raise TierTrouble("the open file is not known any more")
-        return opened
-
-    def resume(self) -> list[OpenFile]:
-        """Take over the open files of the daemon's former life. Returns those that are there."""
-        if self._session is None:
-            return []
-        resumed = []
-        for file in list(self._session.files()):
-            opened = self._resumed(file)
-            if opened is None:
-                log.error("an open file of generation %d cannot be taken over", file.generation)
-                self._session.remove(file.number)
-            else:
-                self._opened[file.number] = opened
-                resumed.append(file)
-        self._store.settle_resumed()
-        return resumed
-
-    def _resumed(self, file: OpenFile) -> _Opened | None:
-        control = self._control.by_inode.get(file.generation)
-        if control is not None:
-            return _Opened(reader=control.open())
-        block = self._names.by_inode.get(file.generation)
-        if not isinstance(block, Block):
-            return None
-        flags = file.flags
-        handle = self._store.resume(
-            block,
-            file.owner,
-            writable=bool(flags & OpenFlag.WRITABLE),
-            wrote=bool(flags & OpenFlag.WROTE),
-            way=_way(flags),
-        )
-        if handle is None:
-            return None
-        killed = bool(flags & OpenFlag.KILLED)
-        return _Opened(handle, newest_pid=file.newest_pid, killed=killed)
-
-    def opened_before(self, request: int) -> tuple[OpenFile, Attr, bool] | None:
-        """Return what this request opened already, before the daemon was replaced.
-
-        The last: whether it bypasses the page cache, as `open` says.
-        """
-        file = self._session.opened_by(request) if self._session is not None else None
-        opened = self._opened.get(file.number) if file is not None else None
-        if file is None or opened is None:
-            return None
-        return file, self.getattr(file.generation), opened.reader is not None
-
     def is_marked(self, request: int) -> bool:
         """Whether the effect of this request was written down before the daemon was replaced."""
         return self._session is not None and self._session.is_marked(request)
@@ -331,8 +250,9 @@ class Operations:
         self._redirects.end(caller.pid)
         handle = await self._store.create(directory, name, who, owner, flags)
         handle.block.lookups += 1
-        opened = _Opened(handle, newest_pid=_newest_pid(caller))
-        return self._add(opened, handle.block.generation, caller), self.nodes.attr(handle.block)
+        opened = Opened(handle, newest_pid=_newest_pid(caller))
+        number = self.files.add(opened, handle.block.generation, caller)
+        return number, self.nodes.attr(handle.block)
 
     def _new_owner(self, parent: Directory, mode: int, caller: Caller) -> NewOwner:
         gid = parent.gid if parent.mode & stat.S_ISGID else caller.gid
@@ -343,10 +263,10 @@ class Operations:
         if not stat.S_ISREG(mode):
             raise NotPermitted("only files and directories live here")
         number, _ = await self.create(parent, name, mode, os.O_EXCL | os.O_WRONLY, caller)
-        handle = self._opened[number].handle
+        handle = self.files.get(number).handle
         assert handle is not None
         self._store.publish_on_close(handle)
-        self.release(number)
+        self.files.release(number)
         return self.nodes.attr(handle.block)
 
     async def open(self, inode: int, flags: int, caller: Caller) -> tuple[int, bool]:
@@ -356,14 +276,14 @@ class Operations:
         if control is not None:
             if writes:
                 raise NotPermitted(".ctx can only be read")
-            return self._add(_Opened(reader=control.open()), inode, caller), True
+            return self.files.add(Opened(reader=control.open()), inode, caller), True
         node = self.nodes.node(inode)
         if isinstance(node, Directory):
             raise IsDirectory(repr(node.name))
         if writes:
             handle = await self._open_for_write(node, flags, caller)
-            opened = _Opened(handle, newest_pid=_newest_pid(caller))
-            return self._add(opened, inode, caller), False
+            opened = Opened(handle, newest_pid=_newest_pid(caller))
+            return self.files.add(opened, inode, caller), False
         before = self._redirects.take(caller.pid, node)
         if node.is_gone and not node.opens and before is None:
             self._redirects.begin(caller.pid, node)  # its name may lead to another block
@@ -378,7 +298,7 @@ class Operations:
         finally:
             if before is not None and before.held is not None:
                 self._store.let_go(before.held)
-        return self._add(_Opened(handle), inode, caller), False
+        return self.files.add(Opened(handle), inode, caller), False
 
     def _reader(self, block: Block, caller: Caller) -> int:
         """Return who reads; asked of /proc only where it matters."""
@@ -426,110 +346,6 @@ class Operations:
         new.writing.opener = caller.pid
         self._catalog.record_transient(new)
         self._redirects.begin(caller.pid, block, new)
-
-    def lend(self, number: int) -> int | None:
-        """Return the descriptor of a file that the kernel may serve this open from by itself."""
-        opened = self._opened[number]
-        fd = self._store.lending.lend(opened.handle) if opened.handle is not None else None
-        if fd is None:
-            self._note(number, opened)
-        return fd
-
-    def lent(self, number: int, backing: int) -> None:
-        """The kernel serves this open by itself, and knows the file by this id."""
-        self._note(number, self._opened[number], backing)
-
-    def keep(self, number: int) -> None:
-        """What `lend` returned could not be lent: the kernel will ask."""
-        opened = self._opened[number]
-        if opened.handle is not None:
-            self._store.lending.keep(opened.handle)
-            self._note(number, opened)
-
-    async def read(self, number: int, offset: int, length: int) -> bytes | memoryview:
-        """Read; less than asked only at the end."""
-        opened = self._open_file(number)
-        if opened.reader is not None:
-            return await opened.reader(offset, length)
-        assert opened.handle is not None
-        return self._store.read(opened.handle, offset, length)
-
-    async def write(self, number: int, offset: int, data: bytes | memoryview) -> int:
-        """Write all of it."""
-        opened = self._open_file(number)
-        handle = opened.handle
-        if handle is None or not handle.writable:
-            raise NotPermitted("not open for writing")
-        if not handle.wrote:
-            handle.wrote = True  # known to a successor before the bytes are there
-            self._note(number, opened)
-        return await self._store.write(handle, offset, data)
-
-    def flush(self, number: int, closer: int | None = None) -> None:
-        """A descriptor was closed; `closer` is the thread that did, where the channel knows."""
-        opened = self._open_file(number)
-        handle = opened.handle
-        if handle is None or not handle.writable or handle.block.published:
-            return
-        self._store.refresh(handle.block)
-        fate = process.fate_of(handle.owner)
-        if fate is process.Fate.KILLED and not opened.killed:
-            opened.killed = True
-            self._note(number, opened)
-        if opened.killed:
-            return  # it leaves nothing: release discards it
-        if fate is process.Fate.ALIVE and self._is_stray(opened, handle, closer):
-            return
-        if handle.block.writing is not None and handle.block.writing.refused_at is not None:
-            raise TierFull("a write to this block had no room")  # for those who did not look
-        if not self._store.publish_on_close(handle):
-            raise NotYours("the name was taken by somebody else meanwhile")
-
-    def _is_stray(self, opened: _Opened, handle: Handle, closer: int | None) -> bool:
-        """Whether the owner still writes: another process closed a copy it inherited, or a shell
-        closed the descriptor from which it had made the program's standard output.
-        """
-        writing = handle.block.writing
-        assert writing is not None
-        if writing.changed:
-            if closer is not None:
-                return process.process_of(closer) != handle.owner
-            if is_temporary(handle.block.name):
-                return False  # seeing it early does no harm: it is about to be renamed
-            if process.newest_pid() == opened.newest_pid:
-                return False
-        # The owner closed nothing if it has a descriptor for each open description left.
-        left = process.writable_descriptors(handle.owner, handle.block.generation)
-        return left >= writing.writers
-
-    def release(self, number: int) -> None:
-        """The last descriptor of an open is gone."""
-        opened = self._opened.pop(number, None)
-        if opened is None:
-            return  # by the daemon before this one, which did not come to say so
-        if opened.handle is not None:
-            if not opened.killed:  # a close that was taken for a stray one, and was not
-                self._store.publish_on_close(opened.handle)
-            self._store.release(opened.handle)
-        if self._session is not None:
-            self._session.remove(number)
-
-    def inode_of(self, number: int) -> int:
-        """Return the inode of an open file; 0 where it is none, or one of `.ctx`."""
-        opened = self._opened.get(number)
-        handle = opened.handle if opened is not None else None
-        return handle.block.generation if handle is not None else 0
-
-    def abandon(self, number: int) -> None:
-        """Undo an open that was refused in the end: what only it made is not published."""
-        self._opened[number].killed = True
-        self.release(number)
-
-    async def fsync(self, number: int) -> None:
-        """Return when the block is on the cold tier's medium."""
-        handle = self._open_file(number).handle
-        if handle is not None:
-            await self._store.sync(handle.block)
 
     async def fsync_directory(self) -> None:
         """Return when names and attributes are on the cold tier's medium."""
@@ -718,30 +534,6 @@ class Operations:
     async def removexattr(self, inode: int, name: bytes) -> None:
         """Take an attribute away."""
         await self._attributes.remove(self._attributed(inode), name)
-
-
-def _flags(opened: _Opened) -> OpenFlag:
-    """What is written down of an open file."""
-    handle = opened.handle
-    if handle is None:
-        return OpenFlag(0)
-    flags = _WAY_FLAGS[handle.way]
-    if handle.writable:
-        flags |= OpenFlag.WRITABLE
-        if handle.wrote:
-            flags |= OpenFlag.WROTE
-        if opened.killed:
-            flags |= OpenFlag.KILLED
-    return flags
-
-
-_WAY_FLAGS = {Way.UNSAID: OpenFlag(0), Way.LENT: OpenFlag.LENT, Way.KEPT: OpenFlag.KEPT}
-
-
-def _way(flags: OpenFlag) -> Way:
-    if flags & OpenFlag.LENT:
-        return Way.LENT
-    return Way.KEPT if flags & OpenFlag.KEPT else Way.UNSAID
 
 
 def _newest_pid(caller: Caller) -> int:

@@ -10,7 +10,7 @@ import pytest
 from mountd import backings
 from mountd.backings import Backings
 from mountd.device_fuse import FuseDevice
-from mountd.operations import Operations
+from mountd.openfiles import OpenFiles
 from mountd.session import OpenFile, OpenFlag, Session
 
 
@@ -60,7 +60,7 @@ def made(kernel: Kernel, session: Session | None) -> Backings:
 
 
 def lend(lender: Backings, node: int, handle: int) -> int:
-    return lender.lend(cast(Operations, Opens()), node, handle)
+    return lender.lend(cast(OpenFiles, Opens()), node, handle)
 
 
 def test_opens_one_after_the_other_share_a_registration(kernel: Kernel, lender: Backings) -> None:
