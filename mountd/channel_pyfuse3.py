@@ -344,21 +344,21 @@ class Pyfuse3Channel(pyfuse3.Operations):
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.FileHandleT:
         with _answering():
-            return pyfuse3.FileHandleT(self._ops.opendir(inode, _caller(ctx)))
+            return pyfuse3.FileHandleT(self._ops.listings.open(inode, _caller(ctx)))
 
     async def readdir(
         self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken
     ) -> None:
         with _answering():
-            for place, name, attr in self._ops.listing(fh, start_id):
+            for place, name, attr in self._ops.listings.read(fh, start_id):
                 shown = pyfuse3.FileNameT(name)
                 if not pyfuse3.readdir_reply(token, shown, _attributes(attr), place):
                     return
-                self._ops.listed(attr.inode)
+                self._ops.listings.listed(attr.inode)
 
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
         with _answering():
-            self._ops.releasedir(fh)
+            self._ops.listings.close(fh)
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         with _answering():

@@ -74,6 +74,7 @@ class Translator:
     def __init__(self, operations: Operations, backings: Backings, beliefs: Beliefs) -> None:
         self._ops = operations
         self._files = operations.files
+        self._listings = operations.listings
         self._backings = backings
         self._beliefs = beliefs
 
@@ -290,10 +291,10 @@ class Translator:
     # -- directories
 
     def opendir(self, header: Header, body: requests.Open) -> Answer:
-        return replies.opened(self._ops.opendir(header.node, _caller(header)), 0)
+        return replies.opened(self._listings.open(header.node, _caller(header)), 0)
 
     def _listing(self, header: Header, body: requests.Read) -> Iterator[tuple[int, bytes, Attr]]:
-        return self._ops.listing(body.handle, body.offset, header.node, _caller(header))
+        return self._listings.read(body.handle, body.offset, header.node, _caller(header))
 
     def readdir(self, header: Header, body: requests.Read) -> Answer:
         lines = bytearray()
@@ -313,11 +314,11 @@ class Translator:
             if len(lines) + len(line) > body.size:
                 break
             lines += line
-            self._ops.listed(attr.inode)
+            self._listings.listed(attr.inode)
         return bytes(lines)
 
     def releasedir(self, header: Header, body: requests.Release) -> Answer:
-        self._ops.releasedir(body.handle)
+        self._listings.close(body.handle)
         return DONE
 
     async def fsyncdir(self, header: Header, body: requests.Fsync) -> Answer:

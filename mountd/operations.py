@@ -5,14 +5,10 @@ Every method raises CtxfsError for what a program is to see, or RetryLookup.
 
 from __future__ import annotations
 
-import bisect
 import errno
-import itertools
 import logging
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ctxfs.core.block import Block, Directory, Node
 from ctxfs.core.namespace import ROOT_INODE
@@ -38,9 +34,10 @@ from ctxfs.store.store import Handle, NewOwner, Store
 from mountd import process
 from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory
 from mountd.deadlines import Deadlines
+from mountd.listings import Listings
 from mountd.nodes import Nodes
 from mountd.openfiles import Opened, OpenFiles
-from mountd.permissions import R_BIT, W_BIT, groups_of, may, may_read
+from mountd.permissions import R_BIT, W_BIT, groups_of, may
 from mountd.redirects import Redirects
 from mountd.session import Session
 from mountd.values import PAGE_BYTES, Attr, Caller, Missing, SetAttr, Space
@@ -55,15 +52,6 @@ class CrossDirectory(CtxfsError):
     """A directory with keys beneath cannot be renamed: its blocks' keys would all change."""
 
     code = errno.EXDEV  # mv copies instead
-
-
-@dataclass(slots=True)
-class _Listing:
-    """An open directory: what its opener saw when it last began to read."""
-
-    inode: int
-    caller: Caller
-    entries: list[tuple[int, bytes]] | None = None  # by inode, so that a place is one for ever
 
 
 class Operations:
@@ -87,12 +75,12 @@ class Operations:
         self._control = control
         self.nodes = Nodes(store, attributes, control)
         self.files = OpenFiles(store, control, session)
+        # Numbers of directories must not come twice in a mount's life, but are not written down.
+        first = 1 if session is None else self._catalog.clock().boot_ns
+        self.listings = Listings(self._names, self.nodes, control, first)
         self.deadlines = deadlines  # of the requests that the channel has put to sleep
         self._session = session
         self.trouble_is_error = trouble_is_error
-        self._listings: dict[int, _Listing] = {}
-        # Numbers of directories must not come twice in a mount's life, but are not written down.
-        self._next_handle = 1 if session is None else self._catalog.clock().boot_ns
         self._redirects = Redirects(store)
 
     # -- names and attributes
@@ -425,72 +413,7 @@ class Operations:
         self._names.move_directory(source, parent, name)
         self._catalog.record_directory(source)
 
-    # -- listing
-
-    def opendir(self, inode: int, caller: Caller) -> int:
-        """Open a directory; it is looked at when it is read from its beginning."""
-        number = self._next_handle
-        self._next_handle += 1
-        if not self._control.has(inode):
-            self.nodes.directory(inode)
-        self._listings[number] = _Listing(inode, caller)
-        return number
-
-    def _entries(self, inode: int, caller: Caller) -> list[tuple[int, bytes]]:
-        if inode == DIRECTORY_INODE:
-            return sorted((file.inode, file.name) for file in self._control.files)
-        return sorted(self._visible(self.nodes.directory(inode), caller))
-
-    def _visible(self, directory: Directory, caller: Caller) -> Iterator[tuple[int, bytes]]:
-        groups = groups_of(caller)
-        for name, node in directory.entries.items():
-            if may_read(node, caller.uid, groups):
-                yield (node.generation if isinstance(node, Block) else node.inode), name
-        owner = None
-        private = {}  # two threads may have made the same name: the newest is what it leads to
-        for block in self._names.private_in(directory):
-            owner = owner or process.process_of(caller.pid)
-            mine = block.writing is not None and block.writing.owner == owner and block.opens
-            if mine and block.name not in directory.entries:
-                private[block.name] = block.generation
-        for name, generation in private.items():
-            yield generation, name
-
-    def listing(
-        self, number: int, start: int, inode: int = 0, caller: Caller | None = None
-    ) -> Iterator[tuple[int, bytes, Attr]]:
-        """Yield (place, name, attributes) of what comes behind a place; 0 is the beginning.
-
-        A place is an inode, so that a listing can go on under another daemon, which knows only
-        the directory's `inode` and the `caller`.
-        """
-        listing = self._listings.get(number)
-        if listing is None:
-            if caller is None:
-                raise TierTrouble("the open directory is not known any more")
-            listing = self._listings[number] = _Listing(inode, caller)
-        if not start or listing.entries is None:  # rewinddir(3) looks anew
-            listing.entries = self._entries(listing.inode, listing.caller)
-        first = bisect.bisect_left(listing.entries, (start + 1, b""))
-        for inode, name in itertools.islice(listing.entries, first, None):
-            if self._control.has(inode):
-                yield inode, name, self.nodes.control_attr(inode)
-                continue
-            node = self._names.by_inode.get(inode)
-            if node is None or (isinstance(node, Block) and node.is_gone):
-                continue
-            if node.name == name:  # renamed ones show, or not, under their new name
-                yield inode, name, self.nodes.attr(node)
-
-    def listed(self, inode: int) -> None:
-        """An entry was handed to the kernel, which holds a reference now."""
-        node = self._names.by_inode.get(inode)
-        if node is not None:
-            node.lookups += 1
-
-    def releasedir(self, number: int) -> None:
-        """The listing is no longer needed."""
-        self._listings.pop(number, None)
+    # -- the file system
 
     def statfs(self) -> Space:
         """Capacity and free physical bytes over the local tiers."""
