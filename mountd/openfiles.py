@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ctxfs.core.block import Block
 from ctxfs.core.key import is_temporary
 from ctxfs.errors import NotPermitted, NotYours, TierFull, TierTrouble
-from ctxfs.store.lending import Way
-from ctxfs.store.store import Handle, Store
+from ctxfs.store.handle import Handle, Way
+from ctxfs.store.store import Store
 from mountd import process
 from mountd.control import ControlDirectory, Reader
 from mountd.session import OpenFile, OpenFlag, Session

@@ -30,7 +30,8 @@ from ctxfs.errors import (
     TierTrouble,
 )
 from ctxfs.store.attributes import Attributes
-from ctxfs.store.store import Handle, NewOwner, Store
+from ctxfs.store.handle import Handle
+from ctxfs.store.store import NewOwner, Store
 from mountd import process
 from mountd.control import DIRECTORY_INODE, DIRECTORY_NAME, ControlDirectory
 from mountd.deadlines import Deadlines

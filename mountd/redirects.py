@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ctxfs.core.block import Block, Directory, Node
-from ctxfs.store.store import Handle, Store
+from ctxfs.store.handle import Handle
+from ctxfs.store.store import Store
 
 LIFE_NS = 1_000_000_000
 MAX = 1024

@@ -6,11 +6,9 @@ file, room for its growth is set aside ahead, and it is sealed once nobody may c
 
 from __future__ import annotations
 
-import enum
 import math
 import stat
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -20,11 +18,9 @@ from ctxfs.device import leases
 from ctxfs.errors import TierFull
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.grants import Grants
+from ctxfs.store.handle import Handle, Way
 from ctxfs.store.mover import Mover
 from ctxfs.tiers.hot import HotFile
-
-if TYPE_CHECKING:
-    from ctxfs.store.store import Handle
 
 POLL_S = 0.004  # how often files that grow are looked at
 POLL_LARGE_S = 0.001  # while one has used up its first grant
@@ -37,14 +33,6 @@ SET_ID = stat.S_ISUID | stat.S_ISGID
 # A mapping that lives on for so long is one that its owner goes on to use; where the machine is
 # busy, the kernel takes a while to let go of a file that was closed.
 HELD_S = 0.2
-
-
-class Way(enum.Enum):
-    """How a client's reads and writes come to the bytes, where the kernel can be lent the file."""
-
-    UNSAID = enum.auto()  # a channel that never lends, or one of our own
-    KEPT = enum.auto()  # the kernel asks, and caches what it is told
-    LENT = enum.auto()  # the kernel reads and writes the hot file itself
 
 
 @dataclass(slots=True, eq=False)

@@ -28,7 +28,8 @@ from ctxfs.errors import (
     TooManyOpen,
 )
 from ctxfs.store.catalog import Catalog
-from ctxfs.store.lending import Lending, Way
+from ctxfs.store.handle import Handle, Way
+from ctxfs.store.lending import Lending
 from ctxfs.store.mover import Mover, content_digest, readable_span
 from ctxfs.tiers.hot import HotFile
 
@@ -49,20 +50,6 @@ class NewOwner:
     uid: int
     gid: int
     mode: int
-
-
-class Handle:
-    """One open description. Holds a lease on the block's bytes until `Store.release`."""
-
-    __slots__ = ("block", "file", "owner", "way", "writable", "wrote")
-
-    def __init__(self, block: Block, file: HotFile, owner: int, *, writable: bool) -> None:
-        self.block = block
-        self.file = file
-        self.owner = owner
-        self.writable = writable
-        self.way = Way.UNSAID
-        self.wrote = False
 
 
 class Store:

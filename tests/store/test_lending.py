@@ -14,8 +14,9 @@ import trio.lowlevel
 from ctxfs.codec.digest import digest
 from ctxfs.core.block import Block, State
 from ctxfs.store.grants import GRANT_MIN_BYTES
-from ctxfs.store.lending import Lending, Way
-from ctxfs.store.store import Handle, NewOwner, Store
+from ctxfs.store.handle import Handle, Way
+from ctxfs.store.lending import Lending
+from ctxfs.store.store import NewOwner, Store
 from ctxfs.tiers.hot import HotTier
 from tests.store.world import MIB, OWNER, World, get, put, set_attribute
 

@@ -8,8 +8,8 @@ import pytest
 import trio.testing
 
 from ctxfs.core.block import Block, State
-from ctxfs.store.lending import Way
-from ctxfs.store.store import Handle, NewOwner, Store
+from ctxfs.store.handle import Handle, Way
+from ctxfs.store.store import NewOwner, Store
 from tests.store.world import MIB, OWNER, World, get, put, set_attribute
 
 WHO = NewOwner(12, 34, 0o640)
