@@ -92,7 +92,7 @@ class OpenFiles:
             else:
                 self._opened[file.number] = opened
                 resumed.append(file)
-        self._store.settle_resumed()
+        self._store.sealing.settle_resumed()
         return resumed
 
     def _resumed(self, file: OpenFile) -> Opened | None:
@@ -172,7 +172,7 @@ class OpenFiles:
         """Return when the block is on the cold tier's medium."""
         handle = self.get(number).handle
         if handle is not None:
-            await self._store.sync(handle.block)
+            await self._store.sealing.sync(handle.block)
 
     # -- the end
 

@@ -310,7 +310,7 @@ class Operations:
         owner = process.process_of(caller.pid)
         before = self._redirects.take(caller.pid, block)
         if self._store.goes_on(block, owner, flags):
-            await self._store.thawed(block)
+            await self._store.sealing.thawed(block)
             if self._store.goes_on(block, owner, flags):
                 return await self._store.open_for_write(block, owner, flags)
         if before is not None and before.block is block:
@@ -338,7 +338,7 @@ class Operations:
 
     async def fsync_directory(self) -> None:
         """Return when names and attributes are on the cold tier's medium."""
-        await self._store.sync_names()
+        await self._store.sealing.sync_names()
 
     # -- names
 

@@ -263,7 +263,7 @@ class Daemon:
         """After the mount ended: finish what was closed, and save what only DRAM holds."""
         systemd.stopping("saving blocks to the cold tier")
         with trio.move_on_after(SETTLE_S):
-            await self.store.wait_settled()
+            await self.store.sealing.wait_settled()
         if self.cold is None:
             return
         with trio.move_on_after(self.config.limits.drain_ns / SECOND_NS) as scope:

@@ -275,7 +275,7 @@ class Attributes:
             self._changed(block)
         if block.writing is not None and block.writing.writers:
             return  # carried out when it is sealed
-        await self._store.wait_sealed(block)
+        await self._store.sealing.wait_sealed(block)
         if block.state is not State.SEALED:
             return  # its writer has it mapped: carried out as well when it is sealed
         if wanted is Placement.HOT:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import trio
 
-from ctxfs.codec.digest import EMPTY, digest
 from ctxfs.core.block import Block, Directory, Extras, Node, State, Writing
 from ctxfs.core.key import check_name, is_lock
-from ctxfs.core.meta import BlockMeta, Placement
+from ctxfs.core.meta import Placement
 from ctxfs.errors import (
     BlockExists,
     BlockNotFound,
@@ -24,20 +21,18 @@ from ctxfs.errors import (
     NotDirectory,
     NotPermitted,
     TierFull,
-    TierTrouble,
     TooManyOpen,
 )
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.handle import Handle, Way
 from ctxfs.store.lending import Lending
-from ctxfs.store.mover import Mover, content_digest, readable_span
+from ctxfs.store.mover import Mover
+from ctxfs.store.sealing import Sealing
 from ctxfs.tiers.hot import HotFile
 
 log = logging.getLogger(__name__)
 
 COPY_BYTES = 8 << 20  # of a block that starts as a copy, per system call
-SYNC_TRIES = 4
-SEAL_AGAIN_S = 1.0
 SPARE_BYTES = 4 << 20
 HOLD_NS = 1_000_000_000
 ABANDONED_NS = 10_000_000_000  # a generation that was made for an open that never came
@@ -59,12 +54,11 @@ class Store:
         self.catalog = catalog
         self.mover = mover
         self.lending = Lending(catalog, mover)
+        self.sealing = Sealing(catalog, mover, self.lending)
         self._hot = catalog.hot
         self._cold = catalog.cold
         self.block_bytes_max = block_bytes_max
         self._nursery: trio.Nursery | None = None
-        # While a digest is computed from a mapping, nobody may shorten the file beneath it.
-        self._frozen: dict[int, trio.Event] = {}
         self._held: dict[Handle, int] = {}  # since when, boot clock
         self._expiry_wake = trio.Event()
         catalog.expiry_changed = self._wake_expiry
@@ -108,9 +102,9 @@ class Store:
 
     async def verify(self, block: Block) -> None:
         """Read every copy again and compare. Raises CopyCorrupt if one was bad (it is dropped)."""
-        await self.wait_sealed(block)
+        await self.sealing.wait_sealed(block)
         if block.state is State.SEALED:
-            with self._freeze(block):
+            with self.sealing.freeze(block):
                 await self.mover.verify(block)
 
     # -- services
@@ -119,6 +113,7 @@ class Store:
         """Serve: seal what was closed, expire what is due, keep the hot journal short."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            self.sealing.begin(nursery)
             nursery.start_soon(self._run_expiry)
             nursery.start_soon(self._run_upkeep)
             nursery.start_soon(self.lending.run)
@@ -419,29 +414,6 @@ class Store:
         self.lending.resume(handle, way)
         return handle
 
-    def settle_resumed(self) -> None:
-        """All that was open is again: seal, or drop, what nobody writes any more."""
-        for node in list(self.catalog.names.by_inode.values()):
-            writing = node.writing if isinstance(node, Block) else None
-            if not isinstance(node, Block) or node.state is not State.WRITING or not writing:
-                continue
-            if writing.writers:
-                continue
-            if node.published and writing.refused_at is None:
-                self._seal_resumed(node)
-            elif node.published or not (node.opens or writing.opener):
-                self.catalog.drop(node)  # the open that it was made for comes again, and anew
-
-    def _seal_resumed(self, block: Block) -> None:
-        assert self._nursery is not None
-        try:
-            file = self._hot.acquire(block.generation)
-        except FileNotFoundError:
-            self.mover.lost_hot(block)
-            return
-        self.lending.watch(block, file)
-        self._nursery.start_soon(self._seal, block, file)
-
     def goes_on(self, block: Block, owner: int, flags: int) -> bool:
         """Whether opening for writing goes on with this generation, or starts a new one.
 
@@ -469,7 +441,7 @@ class Store:
 
     async def open_for_write(self, block: Block, owner: int, flags: int) -> Handle:
         """Go on writing a generation for which `goes_on` holds."""
-        await self.thawed(block)
+        await self.sealing.thawed(block)
         if block.is_gone:
             raise BlockNotFound(repr(block.name))
         if block.state is State.SEALED:
@@ -559,7 +531,7 @@ class Store:
     async def _write(
         self, block: Block, file: HotFile, offset: int, data: bytes | memoryview
     ) -> int:
-        await self.thawed(block)  # fsync reads from a mapping, which writing takes away
+        await self.sealing.thawed(block)  # fsync reads from a mapping, which writing takes away
         writing = block.writing
         if writing is None:
             raise NotPermitted("the block is sealed")
@@ -582,7 +554,7 @@ class Store:
         """Set the size of a generation that is being written. Raises NotPermitted, TierFull."""
         if size > self.block_bytes_max:
             raise TierFull(f"a block has at most {self.block_bytes_max} bytes")
-        await self.thawed(block)
+        await self.sealing.thawed(block)
         writing = block.writing
         if writing is None:
             raise NotPermitted("the block is sealed")
@@ -603,20 +575,6 @@ class Store:
                 self.mover.release_file(file)
         if handle is not None:
             handle.wrote = True
-
-    @contextlib.contextmanager
-    def _freeze(self, block: Block) -> Iterator[None]:
-        self._frozen[block.generation] = event = trio.Event()
-        try:
-            yield
-        finally:
-            del self._frozen[block.generation]
-            event.set()
-
-    async def thawed(self, block: Block) -> None:
-        """Return once nobody needs the block to keep its size."""
-        while (event := self._frozen.get(block.generation)) is not None:
-            await event.wait()
 
     # -- publish, seal, release
 
@@ -658,7 +616,7 @@ class Store:
         if handle.writable and writing is not None:
             writing.writers -= 1
             if not writing.writers:
-                self._last_writer_gone(block, writing, handle.file)
+                self.sealing.last_writer_gone(block, writing, handle.file)
         self.mover.release_file(handle.file)
         self.catalog.forget_if_unused(block)
         if not block.opens:
@@ -673,166 +631,6 @@ class Store:
             and self.catalog.is_cold(block)
         ):
             self.catalog.drop_hot(block)
-
-    def _last_writer_gone(self, block: Block, writing: Writing, file: HotFile) -> None:
-        if block.is_gone:
-            return
-        if block.published and writing.refused_at is None:
-            assert self._nursery is not None
-            if not self.lending.wake_sealer(block):
-                file.leases += 1
-                self._nursery.start_soon(self._seal, block, file)
-            return
-        base = writing.base
-        if base is not None and not writing.changed and writing.refused_at is None:
-            self._carry_attributes(block, base)
-        else:
-            self.catalog.counters.discarded += 1
-            self.catalog.tell("discarded", block)
-        self.catalog.drop(block)
-
-    def _carry_attributes(self, block: Block, base: Block) -> None:
-        """Nothing was written: what was set through this descriptor belongs to the old block."""
-        if base.is_gone:
-            return
-        base.mode, base.uid, base.gid = block.mode, block.uid, block.gid
-        if block.mtime_ns != block.created_ns:
-            base.mtime_ns, base.atime_ns = block.mtime_ns, block.atime_ns
-        base.extras = block.extras
-        if base.state is State.SEALED:
-            self.catalog.record(base)
-
-    async def _seal(self, block: Block, file: HotFile) -> None:
-        """Compute the digest; from there on the block is immutable. Ends a lease on its file."""
-        try:
-            while True:
-                try:
-                    await self._seal_now(block, file)
-                    return
-                except TierTrouble as error:  # too many open files, say: that passes
-                    log.warning("%r is sealed later: %s", block.name, error)
-                    await trio.sleep(SEAL_AGAIN_S)
-        finally:
-            self.mover.release_file(file)
-
-    async def _seal_now(self, block: Block, file: HotFile) -> None:
-        while True:
-            await self.thawed(block)
-            writing = block.writing
-            if block.state is not State.WRITING or writing is None or writing.writers:
-                return  # gone, sealed by another, or opened again: its last close comes here
-            if self.lending.may_change(block):  # through a mapping that outlives its close
-                await self.lending.pause(block)
-                continue
-            epoch = writing.epoch
-            result = await self._frozen_digest(block, file)
-            if block.writing is writing and writing.epoch == epoch and not writing.writers:
-                break
-        if block.is_gone:
-            return
-        block.size, block.hot_bytes = file.size, file.physical_bytes
-        self.lending.over(block)
-        self.catalog.sealed(block, result)
-        self.catalog.set_expiry(block, block.expires_ns)
-        await self._place(block)
-        self.mover.lease_ended()
-
-    async def _frozen_digest(self, block: Block, file: HotFile) -> bytes:
-        if not file.size:
-            return EMPTY
-        with self._freeze(block):
-            return await content_digest(file)
-
-    async def _place(self, block: Block) -> None:
-        """Carry out a placement, or an fsync, that was asked for before the block was sealed."""
-        moves = block.placement is Placement.COLD
-        if self._cold is not None and (moves or block.generation in self.catalog.shadows):
-            try:
-                await self.mover.demote(block, keep_hot=not moves)
-            except CtxfsError as error:
-                log.warning("cannot move %r to the cold tier: %s", block.name, error)
-
-    async def wait_sealed(self, block: Block) -> None:
-        """Return once nobody writes the block and its digest is known.
-
-        Also, with the block unsealed, where its writer has closed it and goes on to have it mapped.
-        """
-        while block.state is State.WRITING and block.writing and not block.writing.writers:
-            if self.lending.is_held(block):
-                return
-            await self.thawed(block)
-            await self.lending.wait_looked(block)
-        if block.is_gone:
-            raise BlockNotFound(repr(block.name))
-
-    async def sync(self, block: Block) -> None:
-        """Return when the block's content is on the cold tier's medium, if there is one."""
-        if self._cold is None:
-            return
-        if block.state is State.WRITING and block.writing and not block.writing.writers:
-            await self.wait_sealed(block)
-        if block.state is State.SEALED:
-            if not self.catalog.is_cold(block):
-                await self.mover.demote(block, keep_hot=True)
-        elif block.writing is not None:
-            await self._sync_writing(block, block.writing)
-        await self._cold.sync()
-
-    async def sync_names(self) -> None:
-        """Return when names and attributes as they are now are on the cold tier's medium."""
-        if self._cold is not None:
-            # A record on its way has the name, or is of the block, that was there before.
-            await self.mover.wait_landed()
-            await self._cold.sync()
-
-    async def _old_settled(self, block: Block) -> None:
-        """Wait until what the name leads to now is sealed, if that is all that is missing.
-
-        Its stamp must be lower than the shadow's: after a power cut the higher one has the name.
-        """
-        old = self.catalog.names.find(block.directory, block.name)
-        if isinstance(old, Block) and old is not block:
-            with contextlib.suppress(BlockNotFound):
-                await self.wait_sealed(old)
-
-    async def _sync_writing(self, block: Block, writing: Writing) -> None:
-        """Write the content as it is now, as a shadow that sealing replaces."""
-        assert self._cold is not None
-        await self._old_settled(block)
-        file = self._hot.acquire(block.generation)
-        try:
-            for _ in range(SYNC_TRIES):
-                is_lent = self.lending.look(block)  # then it may change at any time, unseen
-                epoch = writing.epoch
-                if writing.durable_epoch == epoch and not is_lent:
-                    return
-                await self.thawed(block)
-                shadow = await self._put_shadow(block, file, is_lent=is_lent)
-                if block.state is not State.WRITING or block.writing is not writing:
-                    self._cold.drop(shadow.generation, self.catalog.new_stamp())
-                    return
-                writing.durable_epoch = epoch
-                self.catalog.set_shadow(block, shadow)
-                if is_lent or writing.epoch == epoch:
-                    return
-        finally:
-            self.mover.release_file(file)
-
-    async def _put_shadow(self, block: Block, file: HotFile, *, is_lent: bool) -> BlockMeta:
-        """Write the content to the cold tier under a generation of its own."""
-        size = file.size
-        with self._freeze(block):
-            async with readable_span(file, copied=is_lent) as (span, view):
-                content = await trio.to_thread.run_sync(digest, view)
-                shadow = replace(
-                    block.meta(self.catalog.names.key_of(block), self.catalog.clock()),
-                    generation=self.catalog.new_generation(),
-                    stamp=self.catalog.new_stamp(),
-                    digest=content,
-                    size=size,
-                )
-                await self.mover.put_cold(shadow, span)
-        return shadow
 
     # -- names change
 
@@ -895,13 +693,6 @@ class Store:
         self.catalog.remove_directory(node)
 
     # -- the end
-
-    async def wait_settled(self) -> None:
-        """Return when everything that was published and closed is sealed."""
-        for node in list(self.catalog.names.by_inode.values()):
-            if isinstance(node, Block) and node.published and node.state is State.WRITING:
-                with contextlib.suppress(BlockNotFound):
-                    await self.wait_sealed(node)
 
     async def drain(self) -> int:
         """Write every sealed hot block to the cold tier; returns how many could not be."""

@@ -55,7 +55,7 @@ async def test_a_deadline_holds_over_a_reboot_that_starts_boot_time_anew(world: 
     async with world.store() as store:
         block = await put(store, "k", b"x")
         await set_attribute(store, "k", "ttl", "1h")
-        await store.sync(block)
+        await store.sealing.sync(block)
     world.reboot(away_s=1800)
     async with world.store() as store:
         assert float(get_attribute(store, "k", "ttl")) == pytest.approx(1800)

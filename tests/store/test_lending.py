@@ -15,7 +15,6 @@ from ctxfs.codec.digest import digest
 from ctxfs.core.block import Block, State
 from ctxfs.store.grants import GRANT_MIN_BYTES
 from ctxfs.store.handle import Handle, Way
-from ctxfs.store.lending import Lending
 from ctxfs.store.store import NewOwner, Store
 from ctxfs.tiers.hot import HotTier
 from tests.store.world import MIB, OWNER, World, get, put, set_attribute
@@ -38,14 +37,9 @@ def as_lone(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
 
 @asynccontextmanager
 async def lending_store(world: World) -> AsyncIterator[Store]:
+    world.is_alone = True
     async with world.store() as store:
-        store.catalog.hot.is_alone = True
-        lending = Lending(store.catalog, store.mover)
-        async with trio.open_nursery() as nursery:
-            store.lending = lending
-            nursery.start_soon(lending.run)
-            yield store
-            nursery.cancel_scope.cancel()
+        yield store
 
 
 async def create(store: Store, name: str, *, lock: bool = False, mode: int = 0o644) -> Handle:
@@ -90,7 +84,7 @@ async def test_size_and_room_follow_the_file(lone_world: World) -> None:
         assert hot.used_bytes == used + MIB
         assert hot.reserved_bytes == granted - MIB  # what is used is not set aside as well
         close(store, handle, fd)
-        await store.wait_sealed(block)
+        await store.sealing.wait_sealed(block)
         assert block.digest == digest(b"x" * MIB)
         assert hot.reserved_bytes == 0
         assert await get(store, "k") == b"x" * MIB
@@ -105,13 +99,13 @@ async def test_a_block_is_not_sealed_before_nobody_can_write_it(lone_world: Worl
         store.publish_on_close(handle)
         store.release(handle)
         block = handle.block
-        await store.wait_sealed(block)  # says so rather than wait for somebody's mapping
+        await store.sealing.wait_sealed(block)  # says so rather than wait for somebody's mapping
         assert not is_sealed(block)
         view[:5] = b"later"
         view.close()
         with trio.fail_after(20):
             while not is_sealed(block):
-                await store.wait_sealed(block)
+                await store.sealing.wait_sealed(block)
                 await trio.lowlevel.checkpoint()
         assert block.digest == digest(b"later" + bytes(MIB - 5))
 
@@ -122,7 +116,7 @@ async def test_a_reader_does_not_keep_a_block_from_being_sealed(lone_world: Worl
         os.write(fd, b"content")
         reader = os.open(f"/proc/self/fd/{handle.file.fd}", os.O_RDONLY)
         close(store, handle, fd)
-        await store.wait_sealed(handle.block)
+        await store.sealing.wait_sealed(handle.block)
         assert handle.block.digest == digest(b"content")
         os.close(reader)
 
@@ -193,7 +187,7 @@ async def test_without_room_for_a_grant_an_open_is_kept(lone_world: World) -> No
         handle.wrote = True
         store.publish_on_close(handle)
         store.release(handle)
-        await store.wait_sealed(handle.block)
+        await store.sealing.wait_sealed(handle.block)
 
 
 async def test_grants_together_leave_most_of_the_tier_to_blocks(lone_world: World) -> None:
@@ -222,7 +216,7 @@ async def test_a_grant_is_filled_up_by_evicting_as_the_file_grows(
             assert hot.room_bytes >= 0
         assert store.catalog.counters.evicted > 20
         close(store, handle, fd)
-        await store.wait_sealed(handle.block)
+        await store.sealing.wait_sealed(handle.block)
         assert handle.block.size == 128 * MIB
         assert hot.reserved_bytes == 0
 
@@ -239,7 +233,7 @@ async def test_a_resting_writer_gives_its_grant_back_and_gets_it_again(
         await trio.sleep(0.2)
         assert hot.reserved_bytes >= GRANT_MIN_BYTES - MIB
         close(store, handle, fd)
-        await store.wait_sealed(handle.block)
+        await store.sealing.wait_sealed(handle.block)
 
 
 async def test_what_is_kept_after_all_is_counted_as_such(lone_world: World) -> None:
@@ -252,7 +246,7 @@ async def test_what_is_kept_after_all_is_counted_as_such(lone_world: World) -> N
         await store.write(handle, 0, b"by us")
         store.publish_on_close(handle)
         store.release(handle)
-        await store.wait_sealed(handle.block)
+        await store.sealing.wait_sealed(handle.block)
         assert handle.block.digest == digest(b"by us")
         assert store.catalog.hot.reserved_bytes == 0
 
@@ -266,7 +260,7 @@ async def test_a_write_that_comes_to_us_after_all_is_served(lone_world: World) -
         await store.truncate(handle.block, 11, handle)
         assert os.pread(fd, 100, 0) == b"without and"
         close(store, handle, fd)
-        await store.wait_sealed(handle.block)
+        await store.sealing.wait_sealed(handle.block)
         assert handle.block.digest == digest(b"without and")
 
 
@@ -295,7 +289,7 @@ async def test_what_was_written_while_no_daemon_lived_is_found(lone_world: World
         store.release(handle)
         os.write(fd, b" and more")
         close(store, successor, fd)
-        await store.wait_sealed(block)
+        await store.sealing.wait_sealed(block)
         assert block.digest == digest(b"unseen and more")
         assert store.catalog.hot.reserved_bytes == 0
 
@@ -310,10 +304,10 @@ async def test_fsync_writes_a_copy_of_what_may_change(
         with mmap.mmap(fd, MIB) as view:
             for number in range(3):  # nothing that stat shows changes
                 view[:8] = b"%08d" % number
-                await store.sync(block)
+                await store.sealing.sync(block)
                 assert store.catalog.shadows[block.generation].digest == digest(view[:])
         close(store, handle, fd)
-        await store.wait_sealed(block)
+        await store.sealing.wait_sealed(block)
         assert block.digest == digest(b"00000002" + bytes(MIB - 8))
 
 

@@ -75,7 +75,7 @@ async def test_after_a_reboot_the_cold_blocks_are_there_and_no_others(world: Wor
     async with world.store() as store:
         await put(store, "hot", b"h")
         block = await put(store, "cold", b"c" * 70_000)
-        await store.sync(block)
+        await store.sealing.sync(block)
     world.reboot()
     async with world.store() as store:
         assert keys(store) == {b"cold"}
@@ -85,7 +85,7 @@ async def test_after_a_reboot_the_cold_blocks_are_there_and_no_others(world: Wor
 async def test_a_removed_block_does_not_come_back_after_a_reboot(world: World) -> None:
     async with world.store() as store:
         block = await put(store, "k", b"c")
-        await store.sync(block)
+        await store.sealing.sync(block)
         store.unlink(store.catalog.names.root, b"k", 0)
     async with world.store() as store:
         assert keys(store) == set()
@@ -100,9 +100,9 @@ async def test_a_removed_block_does_not_come_back_after_a_reboot(world: World) -
 async def test_a_renamed_cold_block_keeps_its_new_name(world: World) -> None:
     async with world.store() as store:
         block = await put(store, "old", b"c")
-        await store.sync(block)
+        await store.sealing.sync(block)
         store.rename(block, store.catalog.names.root, b"new")
-        await store.sync(block)
+        await store.sealing.sync(block)
     world.reboot()
     async with world.store() as store:
         assert keys(store) == {b"new"}
@@ -113,7 +113,7 @@ async def test_fsync_before_close_is_kept_over_a_reboot(world: World) -> None:
         root = store.catalog.names.root
         handle = await store.create(root, b"k", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
         await store.write(handle, 0, b"first" * 1000)
-        await store.sync(handle.block)
+        await store.sealing.sync(handle.block)
         await store.write(handle, 0, b"later" * 1000)
     world.reboot()
     async with world.store() as store:
@@ -125,12 +125,12 @@ async def test_the_sealed_block_replaces_what_fsync_had_kept(world: World) -> No
         root = store.catalog.names.root
         handle = await store.create(root, b"k.tmp", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
         await store.write(handle, 0, b"first" * 1000)
-        await store.sync(handle.block)
+        await store.sealing.sync(handle.block)
         await store.write(handle, 0, b"later" * 1000)
         store.rename(handle.block, root, b"k")
         store.release(handle)
-        await store.wait_sealed(handle.block)
-        await store.sync(handle.block)
+        await store.sealing.wait_sealed(handle.block)
+        await store.sealing.sync(handle.block)
         assert store.catalog.shadows == {}
     world.reboot()
     async with world.store() as store:
@@ -143,7 +143,7 @@ async def test_a_writer_that_died_takes_its_shadow_along(world: World) -> None:
         root = store.catalog.names.root
         handle = await store.create(root, b"k", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
         await store.write(handle, 0, b"half")
-        await store.sync(handle.block)
+        await store.sealing.sync(handle.block)
         store.release(handle)
         cold = store.catalog.cold
         assert cold is not None
@@ -258,7 +258,7 @@ async def step(store: Store, model: Model, choice: random.Random) -> None:
             model.content[name] = content
             model.durable.discard(name)
             if choice.random() < 0.3:
-                await store.sync(block)
+                await store.sealing.sync(block)
                 model.durable = set(model.content) & (model.durable | {name})
         case 2 if name in model.content:
             assert await get(store, name) == model.content[name]
@@ -266,7 +266,7 @@ async def step(store: Store, model: Model, choice: random.Random) -> None:
             await set_attribute(store, name, "tier", choice.choice(["cold", "hot", "auto"]))
         case 4 if name in model.content:
             block = store.catalog.names.resolve(name.encode())  # type: ignore[assignment]
-            await store.sync(block)
+            await store.sealing.sync(block)
             model.durable.add(name)
         case 5 if name in model.content:
             store.unlink(root, name.encode(), 0)
@@ -280,7 +280,7 @@ async def step(store: Store, model: Model, choice: random.Random) -> None:
             block = store.catalog.names.resolve(name.encode())  # type: ignore[assignment]
             store.rename(block, root, target.encode())
             model.content[target] = model.content.pop(name)
-            await store.sync(block)
+            await store.sealing.sync(block)
             model.durable.discard(name)
             model.durable.add(target)
 
@@ -337,7 +337,7 @@ async def test_a_synced_overwrite_wins_over_an_old_block_that_was_still_being_se
         for content in (b"old" * 100_000, b"new" * 100_000):
             handle = await store.create(root, b"k", who, OWNER, os.O_WRONLY | os.O_TRUNC)
             await store.write(handle, 0, content)
-            await store.sync(handle.block)
+            await store.sealing.sync(handle.block)
             store.publish_on_close(handle)
             store.release(handle)  # sealing begins, and is not waited for
             handles.append(handle)

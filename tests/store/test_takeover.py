@@ -44,7 +44,7 @@ async def test_a_writer_goes_on_where_it_was(lasting: World) -> None:
         lasting.still_open = {handle.block.generation}
     async with lasting.store() as store:
         again = resume(store, handle.block.generation)
-        store.settle_resumed()
+        store.sealing.settle_resumed()
         assert again.block.size == 6
         assert (again.block.mode, again.block.uid, again.block.gid) == (0o640, 12, 34)
         assert again.block.more().attributes == {b"user.mine": b"1"}
@@ -54,7 +54,7 @@ async def test_a_writer_goes_on_where_it_was(lasting: World) -> None:
         await store.write(again, 6, b"second")
         store.publish_on_close(again)
         store.release(again)
-        await store.wait_sealed(again.block)
+        await store.sealing.wait_sealed(again.block)
         assert await get(store, "k") == b"first second"
 
 
@@ -63,10 +63,10 @@ async def test_what_was_published_and_closed_is_sealed(lasting: World) -> None:
         handle = await begin(store, "k", b"content")
         store.publish_on_close(handle)
     async with lasting.store() as store:
-        store.settle_resumed()
+        store.sealing.settle_resumed()
         block = store.catalog.names.root.entries[b"k"]
         assert isinstance(block, Block)
-        await store.wait_sealed(block)
+        await store.sealing.wait_sealed(block)
         assert block.state is State.SEALED
         assert await get(store, "k") == b"content"
 
@@ -80,7 +80,7 @@ async def test_what_lacks_refused_bytes_is_still_not_shown(lasting: World) -> No
         lasting.still_open = {handle.block.generation}
     async with lasting.store() as store:
         again = resume(store, handle.block.generation)
-        store.settle_resumed()
+        store.sealing.settle_resumed()
         store.publish_on_close(again)
         store.release(again)
         assert not store.catalog.names.root.entries
@@ -120,7 +120,7 @@ async def test_what_was_made_for_an_open_that_was_not_noted_is_dropped(lasting: 
         root = store.catalog.names.root
         await store.create(root, b"k", WHO, OWNER, os.O_WRONLY | os.O_TRUNC)
     async with lasting.store() as store:
-        store.settle_resumed()
+        store.sealing.settle_resumed()
         root = store.catalog.names.root
         assert store.look(root, b"k", OWNER) is root.entries[b"k"]
         assert len(list((lasting.path / "blocks").iterdir())) == 1
@@ -134,7 +134,7 @@ async def test_what_was_made_for_a_thread_that_is_sent_back_waits_for_it(lasting
         new.writing.opener = 5
         store.catalog.record_transient(new)
     async with lasting.store() as store:
-        store.settle_resumed()
+        store.sealing.settle_resumed()
         root = store.catalog.names.root
         found = store.look(root, b"k", OWNER, 5)
         assert isinstance(found, Block)
@@ -152,10 +152,10 @@ async def test_replacing_a_block_that_is_written_leaves_one(lasting: World) -> N
     async with lasting.store() as store:
         assert resume(store, first.block.generation).block.is_gone
         again = resume(store, second.block.generation)
-        store.settle_resumed()
+        store.sealing.settle_resumed()
         assert store.catalog.names.root.entries[b"k"] is again.block
         store.release(again)
-        await store.wait_sealed(again.block)
+        await store.sealing.wait_sealed(again.block)
         assert await get(store, "k") == b"second"
 
 
@@ -181,9 +181,9 @@ async def test_an_unsealed_block_is_written_on(lasting: World) -> None:
         lasting.still_open = {block.generation}
     async with lasting.store() as store:
         again = resume(store, block.generation)
-        store.settle_resumed()
+        store.sealing.settle_resumed()
         store.release(again)
-        await store.wait_sealed(again.block)
+        await store.sealing.wait_sealed(again.block)
         assert await get(store, "k") == b"sealed and more"
 
 

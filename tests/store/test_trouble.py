@@ -46,7 +46,7 @@ async def test_a_bad_cold_copy_does_not_harm_the_hot_one(world: World) -> None:
     async with world.store() as store:
         content = bytes(range(256)) * 64
         block = await put(store, "k", content)
-        await store.sync(block)
+        await store.sealing.sync(block)
         flip(world, content)
         with pytest.raises(CopyCorrupt):
             await set_attribute(store, "k", "verify", "1")
@@ -55,7 +55,7 @@ async def test_a_bad_cold_copy_does_not_harm_the_hot_one(world: World) -> None:
 async def test_verify_of_good_copies_says_nothing(world: World) -> None:
     async with world.store() as store:
         block = await put(store, "k", b"x" * 300_000)
-        await store.sync(block)
+        await store.sealing.sync(block)
         await set_attribute(store, "k", "verify", "1")
         assert get_attribute(store, "k", "copies") == "hot,cold"
 

@@ -63,11 +63,13 @@ class World:
     hot_bytes: int = 16 * MIB
     limits: MoverLimits = LIMITS
     still_open: set[int] | None = None  # in a mount that outlives the daemon
+    is_alone: bool = False  # pass for a tmpfs with nothing else, so that files can be lent
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
         """A daemon's life. Leaving is a crash: nothing is saved on the way out."""
         hot = HotTier(self.path, self.hot_bytes, huge=False)
+        hot.is_alone = self.is_alone
         catalog: list[Catalog] = []
         async with trio.open_nursery() as nursery:
             cold = found = None
@@ -118,7 +120,7 @@ async def put(store: Store, name: str, content: bytes) -> Block:
     handle.wrote = True
     store.publish_on_close(handle)
     store.release(handle)
-    await store.wait_sealed(handle.block)
+    await store.sealing.wait_sealed(handle.block)
     return handle.block
 
 
