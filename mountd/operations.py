@@ -286,7 +286,7 @@ class Operations:
             raise shown from error
         finally:
             if before is not None and before.held is not None:
-                self._store.let_go(before.held)
+                self._store.upkeep.let_go(before.held)
         return self.files.add(Opened(handle), inode, caller), False
 
     def _reader(self, block: Block, caller: Caller) -> int:
@@ -316,7 +316,7 @@ class Operations:
         if before is not None and before.block is block:
             # The kernel came back to the same inode: it was reached through a descriptor.
             if before.instead is not None:
-                self._store.discard_unopened(before.instead)
+                self._store.upkeep.discard_unopened(before.instead)
             raise NotPermitted("the block is sealed; open it by its name to write it anew")
         base: Node | None = block
         if block.is_gone:  # overwritten or unlinked between lookup and open

@@ -64,7 +64,7 @@ class Redirects:
             self._let_go(redirect)
             redirect.instead = redirect.held = None
         elif redirect.held is None and node is not None:
-            redirect.held = self._store.hold(node)
+            redirect.held = self._store.upkeep.hold(node)
 
     def take(self, thread: int, block: Block) -> Redirect | None:
         """Return, and forget, that a thread was sent to look the name of this block up just now.
@@ -92,6 +92,6 @@ class Redirects:
 
     def _let_go(self, redirect: Redirect) -> None:
         if redirect.held is not None:
-            self._store.let_go(redirect.held)
+            self._store.upkeep.let_go(redirect.held)
         if redirect.instead is not None:
-            self._store.discard_unopened(redirect.instead)
+            self._store.upkeep.discard_unopened(redirect.instead)

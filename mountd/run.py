@@ -267,7 +267,7 @@ class Daemon:
         if self.cold is None:
             return
         with trio.move_on_after(self.config.limits.drain_ns / SECOND_NS) as scope:
-            left = await self.store.drain()
+            left = await self.store.upkeep.drain()
             if left:
                 log.warning("%d blocks could not be saved", left)
         if scope.cancelled_caught:

@@ -16,7 +16,6 @@ from ctxfs.errors import (
     BlockExists,
     BlockNotFound,
     CtxfsError,
-    DeviceError,
     IsDirectory,
     NotDirectory,
     NotPermitted,
@@ -28,14 +27,13 @@ from ctxfs.store.handle import Handle, Way
 from ctxfs.store.lending import Lending
 from ctxfs.store.mover import Mover
 from ctxfs.store.sealing import Sealing
+from ctxfs.store.upkeep import Upkeep
 from ctxfs.tiers.hot import HotFile
 
 log = logging.getLogger(__name__)
 
 COPY_BYTES = 8 << 20  # of a block that starts as a copy, per system call
 SPARE_BYTES = 4 << 20
-HOLD_NS = 1_000_000_000
-ABANDONED_NS = 10_000_000_000  # a generation that was made for an open that never came
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +53,10 @@ class Store:
         self.mover = mover
         self.lending = Lending(catalog, mover)
         self.sealing = Sealing(catalog, mover, self.lending)
+        self.upkeep = Upkeep(catalog, mover, self.release)
         self._hot = catalog.hot
-        self._cold = catalog.cold
         self.block_bytes_max = block_bytes_max
         self._nursery: trio.Nursery | None = None
-        self._held: dict[Handle, int] = {}  # since when, boot clock
-        self._expiry_wake = trio.Event()
-        catalog.expiry_changed = self._wake_expiry
 
     async def promote(self, block: Block) -> None:
         """Return when the block has a hot copy."""
@@ -114,104 +109,10 @@ class Store:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self.sealing.begin(nursery)
-            nursery.start_soon(self._run_expiry)
-            nursery.start_soon(self._run_upkeep)
+            nursery.start_soon(self.upkeep.run)
             nursery.start_soon(self.lending.run)
             task_status.started()
             await trio.sleep_forever()
-
-    def _wake_expiry(self) -> None:
-        self._expiry_wake.set()
-
-    async def _run_expiry(self) -> None:
-        while True:
-            deadline_ns = self.catalog.expiry.next_deadline_ns()
-            now_ns = self.catalog.clock().boot_ns
-            if deadline_ns is not None and deadline_ns <= now_ns:
-                self.expire_due()
-                await trio.lowlevel.checkpoint()
-                continue
-            # Looked at once a second at least: a suspended machine moves the boot clock.
-            wait_s = 1.0 if deadline_ns is None else min(1.0, (deadline_ns - now_ns) / 1e9)
-            self._expiry_wake = trio.Event()
-            with trio.move_on_after(wait_s):
-                await self._expiry_wake.wait()
-
-    def expire_due(self, at_once_max: int = 256) -> None:
-        """Drop blocks whose deadline has come; a bounded number, so that others get their turn."""
-        now_ns = self.catalog.clock().boot_ns
-        due = self.catalog.expiry.due(now_ns, self.catalog.deadline_of)
-        for _, generation in zip(range(at_once_max), due, strict=False):
-            block = self.catalog.names.by_inode.get(generation)
-            if not isinstance(block, Block) or block.is_gone:
-                continue
-            if block.state is State.WRITING:  # looked at again when it is sealed
-                continue
-            self._expire(block)
-
-    def _expire(self, block: Block) -> None:
-        for gone in self.mover.drop_together(block):
-            self.catalog.counters.expired += 1
-            self.catalog.counters.expired_bytes += gone.size
-            self.catalog.tell("expired", gone)
-        self.mover.lease_ended()
-
-    async def _run_upkeep(self) -> None:
-        while True:
-            await trio.sleep(1)
-            self._discard_abandoned()
-            self._let_go_of_old()
-            self._hot.spares.drop_if_idle()
-            if self._hot.journal.wants_rewrite:
-                await self.rewrite_journal()
-
-    def hold(self, block: Block) -> Handle | None:
-        """Lease the bytes of a hot block for an open that is about to come, for a second or two."""
-        if block.is_gone or not block.is_hot:
-            return None
-        try:
-            file = self._hot.acquire(block.generation)
-        except FileNotFoundError:
-            return None  # the open finds out, too
-        block.opens += 1
-        handle = Handle(block, file, -1, writable=False)
-        self._held[handle] = self.catalog.clock().boot_ns
-        return handle
-
-    def let_go(self, handle: Handle) -> None:
-        """End a hold; harmless if it ended by itself."""
-        if self._held.pop(handle, None) is not None:
-            self.release(handle)
-
-    def _let_go_of_old(self) -> None:
-        now_ns = self.catalog.clock().boot_ns
-        for handle, since_ns in list(self._held.items()):
-            if now_ns - since_ns > HOLD_NS:
-                self.let_go(handle)
-
-    def discard_unopened(self, block: Block) -> None:
-        """Drop a generation that was made for an open which did not come."""
-        if not block.published and not block.opens:
-            self.catalog.drop(block)
-
-    def _discard_abandoned(self) -> None:
-        now_ns = self.catalog.clock().boot_ns
-        for block in list(self.catalog.names.private_blocks()):
-            writing = block.writing
-            if writing and not block.opens and now_ns - writing.started_ns > ABANDONED_NS:
-                self.catalog.drop(block)
-
-    async def rewrite_journal(self) -> None:
-        """Shorten the hot journal. What it alone knows of cold blocks is written there first."""
-        if self._cold is not None:
-            try:
-                await self._cold.sync()
-            except DeviceError as error:
-                log.warning("the hot journal stays long: %s", error)
-                return
-            if self._cold.has_pending_notes:
-                return  # changed since; the next round tries again
-        self._hot.journal.rewrite(self.catalog.journal_entries())
 
     # -- names
 
@@ -691,30 +592,3 @@ class Store:
         if not isinstance(node, Directory):
             raise NotDirectory(repr(name))
         self.catalog.remove_directory(node)
-
-    # -- the end
-
-    async def drain(self) -> int:
-        """Write every sealed hot block to the cold tier; returns how many could not be."""
-        if self._cold is None:
-            return 0
-        left = 0
-        limiter = trio.CapacityLimiter(8)
-
-        async def save(block: Block) -> None:
-            nonlocal left
-            async with limiter:
-                try:
-                    if block.state is State.SEALED and not self.catalog.is_cold(block):
-                        await self.mover.demote(block, keep_hot=True)
-                except CtxfsError as error:
-                    left += 1
-                    log.warning("%r is not on the cold tier: %s", block.name, error)
-
-        # The most recently used first: if time runs out, the least valuable are lost.
-        blocks = list(self.catalog.hot_order.leaving())[::-1]
-        for start in range(0, len(blocks), 1024):
-            async with trio.open_nursery() as nursery:
-                for block in blocks[start : start + 1024]:
-                    nursery.start_soon(save, block)
-        return left

@@ -12,10 +12,10 @@ async def test_a_block_expires_at_its_deadline_and_its_room_comes_back(world: Wo
         await set_attribute(store, "k", "ttl", "10s")
         before = store.catalog.hot.used_bytes
         world.clock.pass_s(9)
-        store.expire_due()
+        store.upkeep.expire_due()
         assert await get(store, "k") == b"x" * 8192
         world.clock.pass_s(1)
-        store.expire_due()
+        store.upkeep.expire_due()
         with pytest.raises(BlockNotFound):
             await get(store, "k")
         assert store.catalog.hot.used_bytes < before
@@ -30,10 +30,10 @@ async def test_setting_the_wall_clock_neither_expires_nor_keeps_a_block(
         await put(store, "k", b"x")
         await set_attribute(store, "k", "ttl", "10s")
         world.clock.step_wall_s(step_s)
-        store.expire_due()
+        store.upkeep.expire_due()
         assert float(get_attribute(store, "k", "ttl")) == pytest.approx(10)
         world.clock.pass_s(11)
-        store.expire_due()
+        store.upkeep.expire_due()
         with pytest.raises(BlockNotFound):
             await get(store, "k")
 
@@ -46,7 +46,7 @@ async def test_a_deadline_holds_over_a_killed_daemon(world: World) -> None:
     async with world.store() as store:
         assert float(get_attribute(store, "k", "ttl")) == pytest.approx(6)
         world.clock.pass_s(7)
-        store.expire_due()
+        store.upkeep.expire_due()
         with pytest.raises(BlockNotFound):
             await get(store, "k")
 
@@ -61,7 +61,7 @@ async def test_a_deadline_holds_over_a_reboot_that_starts_boot_time_anew(world: 
         assert float(get_attribute(store, "k", "ttl")) == pytest.approx(1800)
         assert await get(store, "k") == b"x"
         world.clock.pass_s(1801)
-        store.expire_due()
+        store.upkeep.expire_due()
         with pytest.raises(BlockNotFound):
             await get(store, "k")
 
@@ -87,7 +87,7 @@ async def test_an_expired_block_that_somebody_reads_stays_valid_until_closed(
         await set_attribute(store, "k", "ttl", "1s")
         handle = await store.open_for_read(block, owner=1)
         world.clock.pass_s(2)
-        store.expire_due()
+        store.upkeep.expire_due()
         assert bytes(store.read(handle, 0, 5000)) == b"x" * 5000
         used = store.catalog.hot.used_bytes
         store.release(handle)
@@ -100,9 +100,9 @@ async def test_a_thousand_deadlines_at_once_do_not_hold_the_loop_for_long(world:
             await put(store, f"k{number}", b"")
             await set_attribute(store, f"k{number}", "ttl", "1s")
         world.clock.pass_s(2)
-        store.expire_due(at_once_max=256)
+        store.upkeep.expire_due(at_once_max=256)
         assert store.catalog.counters.expired == 256
-        store.expire_due(at_once_max=256)
+        store.upkeep.expire_due(at_once_max=256)
         assert store.catalog.counters.expired == 300
 
 
@@ -116,6 +116,6 @@ async def test_blocks_of_a_together_directory_expire_as_one(world: World) -> Non
             store.rename(block, directory, name.encode())
         await set_attribute(store, "d/a", "ttl", "1s")
         world.clock.pass_s(2)
-        store.expire_due()
+        store.upkeep.expire_due()
         assert names.find(names.root, b"d") is None
         assert store.catalog.counters.expired == 2

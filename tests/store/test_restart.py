@@ -176,7 +176,7 @@ async def test_a_rewritten_journal_says_the_same(world: World) -> None:
         for number in range(25):
             store.unlink(store.catalog.names.root, b"k%d" % number, 0)
         await set_attribute(store, "k30", "tier", "cold")
-        await store.rewrite_journal()
+        await store.upkeep.rewrite_journal()
         await set_attribute(store, "k31", "pin", "1")
     async with world.store() as store:
         assert keys(store) == {b"k%d" % number for number in range(25, 50)}
@@ -202,7 +202,7 @@ async def test_drain_saves_every_hot_block(world: World) -> None:
     async with world.store() as store:
         for number in range(10):
             await put(store, f"k{number}", b"%d" % number * 1000)
-        assert await store.drain() == 0
+        assert await store.upkeep.drain() == 0
         cold = store.catalog.cold
         assert cold is not None
         await cold.close()

@@ -165,7 +165,7 @@ async def test_a_rewritten_journal_keeps_what_is_open(lasting: World) -> None:
         gone = await put(store, "gone", b"bytes")
         await store.open_for_read(gone, owner=1)
         store.unlink(store.catalog.names.root, b"gone", OWNER)
-        await store.rewrite_journal()
+        await store.upkeep.rewrite_journal()
         lasting.still_open = {handle.block.generation, gone.generation}
     async with lasting.store() as store:
         assert resume(store, handle.block.generation).block.size == 7
