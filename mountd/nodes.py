@@ -27,6 +27,7 @@ class Nodes:
 
     def __init__(self, store: Store, attributes: Attributes, control: ControlDirectory) -> None:
         self._store = store
+        self._content = store.content
         self._catalog = store.catalog
         self._names = store.catalog.names
         self._attributes = attributes
@@ -53,7 +54,7 @@ class Nodes:
         """Return what stat shows of a block or a directory."""
         if isinstance(node, Directory):
             return self._directory_attr(node)
-        self._store.refresh(node)
+        self._content.refresh(node)
         physical = self._attributes.stored_bytes(node)
         sealed = node.state is State.SEALED
         return Attr(

@@ -155,7 +155,7 @@ class OpenFiles:
         if opened.reader is not None:
             return await opened.reader(offset, length)
         assert opened.handle is not None
-        return self._store.read(opened.handle, offset, length)
+        return self._store.content.read(opened.handle, offset, length)
 
     async def write(self, number: int, offset: int, data: bytes | memoryview) -> int:
         """Write all of it."""
@@ -166,7 +166,7 @@ class OpenFiles:
         if not handle.wrote:
             handle.wrote = True  # known to a successor before the bytes are there
             self._note(number, opened)
-        return await self._store.write(handle, offset, data)
+        return await self._store.content.write(handle, offset, data)
 
     async def fsync(self, number: int) -> None:
         """Return when the block is on the cold tier's medium."""
@@ -182,7 +182,7 @@ class OpenFiles:
         handle = opened.handle
         if handle is None or not handle.writable or handle.block.published:
             return
-        self._store.refresh(handle.block)
+        self._store.content.refresh(handle.block)
         fate = process.fate_of(handle.owner)
         if fate is process.Fate.KILLED and not opened.killed:
             opened.killed = True

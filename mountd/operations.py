@@ -158,7 +158,7 @@ class Operations:
             raise NotPermitted(".ctx belongs to the daemon")
         node = self.nodes.node(inode)
         if isinstance(node, Block):
-            self._store.refresh(node)
+            self._store.content.refresh(node)
         if change.size is not None:
             if isinstance(node, Directory):
                 raise IsDirectory(repr(node.name))
@@ -192,11 +192,11 @@ class Operations:
     async def _set_size(self, block: Block, size: int, handle: int | None, caller: Caller) -> None:
         opened = self.files.writer(handle)
         if opened is not None:
-            await self._store.truncate(opened.block, size, opened)
+            await self._store.content.truncate(opened.block, size, opened)
             return
         owner = process.process_of(caller.pid)
         if block.writing is not None and self._store.goes_on(block, owner, 0):
-            await self._store.truncate(block, size)
+            await self._store.content.truncate(block, size)
             return
         if size == block.size:
             return
@@ -210,7 +210,7 @@ class Operations:
         new = await self._store.new_generation(block.directory, block.name, owner, base=base)
         writer = await self._store.open_for_write(new, owner, 0)
         try:
-            await self._store.truncate(new, size, writer)
+            await self._store.content.truncate(new, size, writer)
             self._store.publish_on_close(writer)
         finally:
             self._store.release(writer)

@@ -239,7 +239,7 @@ class Daemon:
         self.config = config
         self.catalog.default_ttl_ns = config.defaults.ttl_ns or 0
         self.mover.limits = mover_limits(config)
-        self.store.block_bytes_max = config.limits.block_bytes_max
+        self.store.content.block_bytes_max = config.limits.block_bytes_max
         self.attributes.bytes_max = config.limits.attributes_bytes_max
         trouble_is_error = config.defaults.on_trouble == "error"
         self.operations.trouble_is_error = self.deadlines.trouble_is_error = trouble_is_error

@@ -78,7 +78,7 @@ class Attributes:
             value = self._directory_value(node, name)
         else:
             reader = self._read.get(name)
-            self._store.refresh(node)
+            self._store.content.refresh(node)
             value = reader(node) if reader is not None and not node.is_gone else None
         if value is None:
             raise NoAttribute(os.fsdecode(name))

@@ -23,6 +23,7 @@ from ctxfs.errors import (
     TooManyOpen,
 )
 from ctxfs.store.catalog import Catalog
+from ctxfs.store.content import Content
 from ctxfs.store.handle import Handle, Way
 from ctxfs.store.lending import Lending
 from ctxfs.store.mover import Mover
@@ -33,7 +34,6 @@ from ctxfs.tiers.hot import HotFile
 log = logging.getLogger(__name__)
 
 COPY_BYTES = 8 << 20  # of a block that starts as a copy, per system call
-SPARE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,11 @@ class Store:
         self.mover = mover
         self.lending = Lending(catalog, mover)
         self.sealing = Sealing(catalog, mover, self.lending)
+        self.content = Content(
+            catalog, mover, self.lending, self.sealing, block_bytes_max=block_bytes_max
+        )
         self.upkeep = Upkeep(catalog, mover, self.release)
         self._hot = catalog.hot
-        self.block_bytes_max = block_bytes_max
         self._nursery: trio.Nursery | None = None
 
     async def promote(self, block: Block) -> None:
@@ -235,7 +237,7 @@ class Store:
     async def _copy(self, base: Block, block: Block, file: HotFile) -> None:
         handle = await self.open_for_read(base, owner=-1)
         try:
-            self.refresh(base)
+            self.content.refresh(base)
             self._hot.truncate(file, handle.file.size)
             done = 0
             while done < handle.file.size:
@@ -352,9 +354,9 @@ class Store:
         handle = await self._open_writing(block, owner)
         if flags & os.O_TRUNC:
             handle.wrote = True  # if nothing follows, the block is to be empty
-            self.refresh(block)
+            self.content.refresh(block)
             if block.size:
-                await self.truncate(handle.block, 0, handle)
+                await self.content.truncate(handle.block, 0, handle)
         return handle
 
     async def _open_writing(self, block: Block, owner: int) -> Handle:
@@ -364,119 +366,6 @@ class Store:
         block.writing.writers += 1
         return Handle(block, file, owner, writable=True)
 
-    # -- bytes
-
-    def refresh(self, block: Block) -> None:
-        """Bring size, time and physical bytes up to date, where the kernel writes by itself.
-
-        A block that grew too large that way is not published nor sealed, unless it is shortened.
-        """
-        if block.writing is None or not self.lending.look(block):
-            return
-        if block.size > self.block_bytes_max and block.writing.refused_at is None:
-            block.writing.refused_at = self.block_bytes_max
-
-    def read(self, handle: Handle, offset: int, length: int) -> bytes | memoryview:
-        """Return up to `length` bytes; a view of the hot file where it cannot change."""
-        self.catalog.counters.read_bytes += length
-        if handle.block.writing is not None or handle.file.has_holes():
-            return os.pread(handle.file.fd, length, offset)
-        end = min(offset + length, handle.file.size)
-        if offset >= end:
-            return b""
-        return handle.file.mapping().view[offset:end]
-
-    async def write(self, handle: Handle, offset: int, data: bytes | memoryview) -> int:
-        """Write all of `data`. Raises TierFull, NotPermitted.
-
-        A block that lacks bytes which were refused is not published nor sealed: not every program
-        looks at what it is told.
-        """
-        try:
-            done = await self._write_in_room(handle, offset, data)
-        except TierFull:
-            writing = handle.block.writing
-            if writing is not None and (writing.refused_at is None or offset < writing.refused_at):
-                writing.refused_at = offset
-                self.catalog.record_transient(handle.block)
-            raise
-        writing = handle.block.writing
-        refused_at = writing.refused_at if writing is not None else None
-        if writing and refused_at is not None and offset <= refused_at < offset + done:
-            writing.refused_at = None  # tried again, with success
-            self.catalog.record_transient(handle.block)
-        return done
-
-    async def _write_in_room(self, handle: Handle, offset: int, data: bytes | memoryview) -> int:
-        block, file = handle.block, handle.file
-        self.refresh(block)
-        if offset + len(data) > self.block_bytes_max:
-            raise TierFull(f"a block has at most {self.block_bytes_max} bytes")
-        need = self._hot.growth_ceiling(file, offset, len(data))
-        await self.mover.reserve(need, file)
-        try:
-            try:
-                done = await self._write(block, file, offset, data)
-            except TierFull:
-                # Large pages took more than was reserved; the kernel's limit spoke first.
-                await self.mover.reserve(SPARE_BYTES, file)
-                self._hot.unreserve(SPARE_BYTES)
-                done = await self._write(block, file, offset, data)
-        finally:
-            self._hot.unreserve(need)
-            self._grown(block, file)
-        handle.wrote = True
-        self.catalog.counters.written_bytes += done
-        return done
-
-    async def _write(
-        self, block: Block, file: HotFile, offset: int, data: bytes | memoryview
-    ) -> int:
-        await self.sealing.thawed(block)  # fsync reads from a mapping, which writing takes away
-        writing = block.writing
-        if writing is None:
-            raise NotPermitted("the block is sealed")
-        done = self._hot.write(file, offset, data)
-        writing.epoch += 1
-        writing.changed = True
-        return done
-
-    def _grown(self, block: Block, file: HotFile) -> None:
-        block.size = file.size
-        if block.is_hot:
-            block.hot_bytes = file.physical_bytes
-        self.lending.changed_by_us(block)
-        now = self.catalog.clock()
-        block.mtime_ns = block.ctime_ns = now.wall_ns
-        if block.writing is not None:
-            block.writing.time_given = False
-
-    async def truncate(self, block: Block, size: int, handle: Handle | None = None) -> None:
-        """Set the size of a generation that is being written. Raises NotPermitted, TierFull."""
-        if size > self.block_bytes_max:
-            raise TierFull(f"a block has at most {self.block_bytes_max} bytes")
-        await self.sealing.thawed(block)
-        writing = block.writing
-        if writing is None:
-            raise NotPermitted("the block is sealed")
-        file = handle.file if handle is not None else self._hot.acquire(block.generation)
-        try:
-            self.refresh(block)
-            if size != file.size:
-                self._hot.truncate(file, size)
-                self.mover.lease_ended()
-                writing.epoch += 1
-                writing.changed = True
-            if writing.refused_at is not None and size <= writing.refused_at:
-                writing.refused_at = None
-                self.catalog.record_transient(block)
-            self._grown(block, file)
-        finally:
-            if handle is None:
-                self.mover.release_file(file)
-        if handle is not None:
-            handle.wrote = True
-
     # -- publish, seal, release
 
     def publish_on_close(self, handle: Handle) -> bool:
@@ -485,7 +374,7 @@ class Store:
         False where the name is somebody else's by now, and stays so.
         """
         block = handle.block
-        self.refresh(block)
+        self.content.refresh(block)
         writing = block.writing
         if not handle.writable or writing is None or block.published or block.is_gone:
             return True
@@ -511,7 +400,7 @@ class Store:
         """The open description is gone: give up the lease; seal after the last writer."""
         block = handle.block
         block.opens -= 1
-        self.refresh(block)
+        self.content.refresh(block)
         self.lending.ended(handle)
         writing = block.writing
         if handle.writable and writing is not None:
@@ -542,7 +431,7 @@ class Store:
         old = self.catalog.names.find(directory, name)
         if old is not None and not replace:
             raise BlockExists(repr(name))
-        self.refresh(source)
+        self.content.refresh(source)
         if source.writing is not None and source.writing.refused_at is not None:
             raise TierFull("a write to this block had no room")
         if old is not source:

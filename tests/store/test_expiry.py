@@ -88,7 +88,7 @@ async def test_an_expired_block_that_somebody_reads_stays_valid_until_closed(
         handle = await store.open_for_read(block, owner=1)
         world.clock.pass_s(2)
         store.upkeep.expire_due()
-        assert bytes(store.read(handle, 0, 5000)) == b"x" * 5000
+        assert bytes(store.content.read(handle, 0, 5000)) == b"x" * 5000
         used = store.catalog.hot.used_bytes
         store.release(handle)
         assert store.catalog.hot.used_bytes < used

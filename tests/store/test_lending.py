@@ -79,7 +79,7 @@ async def test_size_and_room_follow_the_file(lone_world: World) -> None:
         assert granted >= GRANT_MIN_BYTES
         os.pwrite(fd, b"x" * MIB, 0)
         used = hot.used_bytes
-        store.refresh(block)
+        store.content.refresh(block)
         assert (block.size, block.hot_bytes) == (MIB, MIB)
         assert hot.used_bytes == used + MIB
         assert hot.reserved_bytes == granted - MIB  # what is used is not set aside as well
@@ -183,7 +183,7 @@ async def test_without_room_for_a_grant_an_open_is_kept(lone_world: World) -> No
         handle = await create(store, "k")
         assert store.lending.lend(handle) is None
         hot.unreserve(taken)
-        await store.write(handle, 0, b"by us")
+        await store.content.write(handle, 0, b"by us")
         handle.wrote = True
         store.publish_on_close(handle)
         store.release(handle)
@@ -243,7 +243,7 @@ async def test_what_is_kept_after_all_is_counted_as_such(lone_world: World) -> N
         store.lending.keep(handle)  # the kernel would not have it
         assert (handle.file.lent, handle.file.kept) == (0, 1)
         assert store.catalog.counters.writers_lent == 0
-        await store.write(handle, 0, b"by us")
+        await store.content.write(handle, 0, b"by us")
         store.publish_on_close(handle)
         store.release(handle)
         await store.sealing.wait_sealed(handle.block)
@@ -255,9 +255,9 @@ async def test_a_write_that_comes_to_us_after_all_is_served(lone_world: World) -
     async with lending_store(lone_world) as store:
         handle, fd = await lent(store, "k")
         os.write(fd, b"without")
-        assert await store.write(handle, 7, b" and with us") == 12
-        assert bytes(store.read(handle, 0, 100)) == b"without and with us"
-        await store.truncate(handle.block, 11, handle)
+        assert await store.content.write(handle, 7, b" and with us") == 12
+        assert bytes(store.content.read(handle, 0, 100)) == b"without and with us"
+        await store.content.truncate(handle.block, 11, handle)
         assert os.pread(fd, 100, 0) == b"without and"
         close(store, handle, fd)
         await store.sealing.wait_sealed(handle.block)

@@ -52,7 +52,7 @@ async def test_what_was_unsealed_is_dropped(world: World) -> None:
     async with world.store() as store:
         root = store.catalog.names.root
         handle = await store.create(root, b"half", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
-        await store.write(handle, 0, b"x" * 100_000)
+        await store.content.write(handle, 0, b"x" * 100_000)
         store.publish_on_close(handle)
         assert await get(store, "half") == b"x" * 100_000
     async with world.store() as store:
@@ -66,7 +66,7 @@ async def test_a_block_that_was_being_written_again_is_dropped(world: World) -> 
         block = await put(store, "k", b"x" * 5000)
         assert store.goes_on(block, OWNER, os.O_RDWR)
         handle = await store.open_for_write(block, OWNER, os.O_RDWR)
-        await store.write(handle, 0, b"y")
+        await store.content.write(handle, 0, b"y")
     async with world.store() as store:
         assert keys(store) == set()
 
@@ -112,9 +112,9 @@ async def test_fsync_before_close_is_kept_over_a_reboot(world: World) -> None:
     async with world.store() as store:
         root = store.catalog.names.root
         handle = await store.create(root, b"k", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
-        await store.write(handle, 0, b"first" * 1000)
+        await store.content.write(handle, 0, b"first" * 1000)
         await store.sealing.sync(handle.block)
-        await store.write(handle, 0, b"later" * 1000)
+        await store.content.write(handle, 0, b"later" * 1000)
     world.reboot()
     async with world.store() as store:
         assert await get(store, "k") == b"first" * 1000
@@ -124,9 +124,9 @@ async def test_the_sealed_block_replaces_what_fsync_had_kept(world: World) -> No
     async with world.store() as store:
         root = store.catalog.names.root
         handle = await store.create(root, b"k.tmp", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
-        await store.write(handle, 0, b"first" * 1000)
+        await store.content.write(handle, 0, b"first" * 1000)
         await store.sealing.sync(handle.block)
-        await store.write(handle, 0, b"later" * 1000)
+        await store.content.write(handle, 0, b"later" * 1000)
         store.rename(handle.block, root, b"k")
         store.release(handle)
         await store.sealing.wait_sealed(handle.block)
@@ -142,7 +142,7 @@ async def test_a_writer_that_died_takes_its_shadow_along(world: World) -> None:
     async with world.store() as store:
         root = store.catalog.names.root
         handle = await store.create(root, b"k", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
-        await store.write(handle, 0, b"half")
+        await store.content.write(handle, 0, b"half")
         await store.sealing.sync(handle.block)
         store.release(handle)
         cold = store.catalog.cold
@@ -336,7 +336,7 @@ async def test_a_synced_overwrite_wins_over_an_old_block_that_was_still_being_se
         handles = []
         for content in (b"old" * 100_000, b"new" * 100_000):
             handle = await store.create(root, b"k", who, OWNER, os.O_WRONLY | os.O_TRUNC)
-            await store.write(handle, 0, content)
+            await store.content.write(handle, 0, content)
             await store.sealing.sync(handle.block)
             store.publish_on_close(handle)
             store.release(handle)  # sealing begins, and is not waited for

@@ -95,7 +95,7 @@ async def test_a_block_larger_than_the_tier_is_refused_at_once(hot_world: World)
         handle = await store.create(root, b"big", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
         big = content(1, 32 * MIB)
         with pytest.raises(TierFull):
-            await store.write(handle, 0, big)
+            await store.content.write(handle, 0, big)
         store.release(handle)
         assert store.catalog.hot.reserved_bytes == 0
         await put(store, "after", content(1))
@@ -117,7 +117,7 @@ async def test_a_leased_block_is_not_evicted_and_waiters_get_its_room(hot_world:
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert not done.is_set()
             for number, handle in enumerate(handles):
-                assert bytes(store.read(handle, 0, MIB)) == content(number)
+                assert bytes(store.content.read(handle, 0, MIB)) == content(number)
                 store.release(handle)
         assert await get(store, "late") == content(77, 4 * MIB)
 

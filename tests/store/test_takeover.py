@@ -24,7 +24,7 @@ def lasting(world: World) -> World:
 async def begin(store: Store, name: str, content: bytes) -> Handle:
     root = store.catalog.names.root
     handle = await store.create(root, name.encode(), WHO, OWNER, os.O_WRONLY | os.O_TRUNC)
-    await store.write(handle, 0, content)
+    await store.content.write(handle, 0, content)
     return handle
 
 
@@ -51,7 +51,7 @@ async def test_a_writer_goes_on_where_it_was(lasting: World) -> None:
         root = store.catalog.names.root
         assert store.look(root, b"k", OWNER) is again.block
         assert store.look(root, b"k", OWNER + 1) is None
-        await store.write(again, 6, b"second")
+        await store.content.write(again, 6, b"second")
         store.publish_on_close(again)
         store.release(again)
         await store.sealing.wait_sealed(again.block)
@@ -97,7 +97,7 @@ async def test_a_gone_block_lasts_until_it_is_closed(lasting: World) -> None:
         assert not store.catalog.names.root.entries
         again = resume(store, block.generation, writable=False)
         assert again.block.is_gone
-        assert bytes(store.read(again, 0, 100)) == b"old"
+        assert bytes(store.content.read(again, 0, 100)) == b"old"
         store.release(again)
         assert list((lasting.path / "blocks").iterdir()) == []
         assert block.generation not in store.catalog.names.by_inode
@@ -170,14 +170,14 @@ async def test_a_rewritten_journal_keeps_what_is_open(lasting: World) -> None:
     async with lasting.store() as store:
         assert resume(store, handle.block.generation).block.size == 7
         again = resume(store, gone.generation, writable=False)
-        assert bytes(store.read(again, 0, 10)) == b"bytes"
+        assert bytes(store.content.read(again, 0, 10)) == b"bytes"
 
 
 async def test_an_unsealed_block_is_written_on(lasting: World) -> None:
     async with lasting.store() as store:
         block = await put(store, "k", b"sealed")
         handle = await store.open_for_write(block, OWNER, os.O_WRONLY)
-        await store.write(handle, 6, b" and more")
+        await store.content.write(handle, 6, b" and more")
         lasting.still_open = {block.generation}
     async with lasting.store() as store:
         again = resume(store, block.generation)

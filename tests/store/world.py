@@ -116,7 +116,7 @@ async def put(store: Store, name: str, content: bytes) -> Block:
     who = NewOwner(0, 0, 0o644)
     handle = await store.create(root, name.encode(), who, OWNER, os.O_WRONLY | os.O_TRUNC)
     for start in range(0, len(content), MIB):
-        await store.write(handle, start, content[start : start + MIB])
+        await store.content.write(handle, start, content[start : start + MIB])
     handle.wrote = True
     store.publish_on_close(handle)
     store.release(handle)
@@ -130,7 +130,7 @@ async def get(store: Store, name: str) -> bytes:
     assert isinstance(block, Block)
     handle = await store.open_for_read(block, owner=1)
     try:
-        return bytes(store.read(handle, 0, block.size))
+        return bytes(store.content.read(handle, 0, block.size))
     finally:
         store.release(handle)
 
