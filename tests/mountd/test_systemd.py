@@ -77,7 +77,9 @@ def test_what_was_kept_is_for_the_process_it_is_given_to() -> None:
 
 
 def test_what_was_kept_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    fds = [os.memfd_create("kept", 0) for _ in range(3)]
+    kept = os.memfd_create("kept", 0)
+    fds = [os.dup2(kept, number) for number in (500, 501, 502)]
+    os.close(kept)
     monkeypatch.setattr(systemd, "FIRST_FD", fds[0])
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
     monkeypatch.setenv("LISTEN_FDS", "3")
