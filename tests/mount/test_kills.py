@@ -19,6 +19,7 @@ from mountd import channels
 from tests.mount.calls import Pages
 from tests.mount.harness import MIB, Daemon, noise
 from tests.mount.load import (
+    ALLOWED,
     STEADY,
     Client,
     Crowd,
@@ -77,16 +78,27 @@ def look_on(path: Path, stop: Callable[[], bool]) -> tuple[float, float]:
 def write_on(path: Path, stop: Callable[[], bool]) -> bytes:
     """Write on one block all the time, anywhere in it, and read it back; returns its content."""
     dice = random.Random(1)
-    expected = bytearray()
+    expected = bytearray(dice.randbytes(MIB))
     with open(path, "w+b", buffering=0) as file:
         os.setxattr(file.fileno(), "user.ctx.pin", b"1")  # it is to be there in the end
+        while not stop() and not _filled(file.fileno(), expected):
+            pass
         while not stop():
-            start, piece = dice.randrange(MIB), dice.randbytes(dice.randrange(1, 20_000))
+            piece = dice.randbytes(dice.randrange(1, 20_000))
+            start = dice.randrange(MIB - len(piece))
             assert os.pwrite(file.fileno(), piece, start) == len(piece)
-            expected.extend(bytes(max(0, start - len(expected))))
             expected[start : start + len(piece)] = piece
             assert os.pread(file.fileno(), 2 * MIB, 0) == expected
     return bytes(expected)
+
+
+def _filled(fd: int, content: bytes) -> bool:
+    """Write all of it, which needs room that others may have just now."""
+    try:
+        return os.pwrite(fd, content, 0) == len(content)
+    except OSError as error:
+        assert error.errno in ALLOWED
+        return False
 
 
 def kill_again_and_again(daemon: Daemon, crowd: Crowd) -> None:
