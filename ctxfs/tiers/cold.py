@@ -91,11 +91,8 @@ class ColdTier:
             torn += counts.torn
             corrupt += counts.corrupt + counts.unreadable
             dropped += contents.incomplete
-            for generation, meta in contents.blocks.items():
-                if generation in blocks:
-                    log.drop(generation, meta.stamp)  # a second copy: one is enough
-                else:
-                    blocks[generation] = meta
+            for meta in contents.blocks.values():
+                self._take_newest(blocks, meta, log)
             for directory in contents.directories.values():
                 known = directories.get(directory.inode)
                 if known is None or known.stamp < directory.stamp:
@@ -113,6 +110,19 @@ class ColdTier:
             torn=torn,
             corrupt=corrupt,
         )
+
+    def _take_newest(self, blocks: dict[int, BlockMeta], meta: BlockMeta, log: ColdLog) -> None:
+        """Add what `log` holds to `blocks`, which is of the logs before it. Of two copies one is
+        enough: the one whose attributes are older may be of a put that failed, and was revoked."""
+        known = blocks.get(meta.generation)
+        if known is not None and known.stamp >= meta.stamp:
+            log.drop(meta.generation, meta.stamp)
+            return
+        if known is not None:
+            other = self._home(meta.generation)  # a log before this one: they are asked in order
+            assert other is not None
+            other.drop(meta.generation, known.stamp)
+        blocks[meta.generation] = meta
 
     def _drop_superseded(self, blocks: dict[int, BlockMeta]) -> list[int]:
         """Where two generations claim one key, the higher stamp is right."""
@@ -136,7 +146,8 @@ class ColdTier:
 
         `data` is `meta.size` rounded up to 4096, mapped, with zeros behind the end. Cancelled
         before the write began: nothing was put. Begun: it is finished first, and the memory is
-        free when this has returned. Raises TierFull at once where there is no room, DeviceError,
+        free when this has returned. Failed: a crash before the next `sync` may leave it there, for
+        what failed may have arrived. Raises TierFull at once where there is no room, DeviceError,
         and BadValue where key and attributes are longer than a record takes.
         """
         if data.length != padded(meta.size):

@@ -2,16 +2,18 @@
 
 What the model knows of a block: every version of its attributes since the last sync, or that it
 may or must not be there. After a crash each block must be one of the versions it may be, with the
-right bytes.
+right bytes. A block whose put failed may be there: its records may have arrived all the same, and
+what revokes them is on the medium with the next sync.
 """
 
 import contextlib
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import trio
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -43,7 +45,7 @@ class _Clock(trio.abc.Clock):
 
 class ColdMachine(RuleBasedStateMachine):
     """`self.rig.blocks` is what is live; `self.allowed` what a crash may make of each generation:
-    versions of its attributes, and None for gone."""
+    versions of its attributes, and None for gone. `self.sizes` has all that was ever put."""
 
     @initialize(seed=st.integers(0, 2**32 - 1), devices=st.integers(1, 2))
     def begin(self, seed: int, devices: int) -> None:
@@ -51,6 +53,7 @@ class ColdMachine(RuleBasedStateMachine):
         self.clock = _Clock()
         self.rig = Rig(*(engine(10, seed=seed + at) for at in range(devices)))
         self.allowed: dict[int, list[BlockMeta | None]] = {}
+        self.sizes: dict[int, int] = {}
         self.allowed_directories: dict[int, set[int | None]] = {}
         self.run(self.rig.open)
 
@@ -65,12 +68,26 @@ class ColdMachine(RuleBasedStateMachine):
         key = b"shared" if shared and not self._holds_shared() else None
         generation = self.rig.next_number()
         block = meta(generation, self.rig.next_stamp(), size, key)
-        self.allowed[generation] = [None, block]
-        try:
-            self.run(self.rig.put_again, block)
-        except (TierFull, DeviceError):
-            assert generation not in self.rig.blocks
-            self.allowed[generation] = [None, block]
+        with contextlib.suppress(TierFull, DeviceError):
+            self.run(self._put, block)
+
+    async def _put(self, block: BlockMeta) -> None:
+        """Whatever becomes of it, it may be found: what failed may have arrived."""
+        self.allowed.setdefault(block.generation, [None]).append(block)
+        self.sizes[block.generation] = block.size
+        await self.rig.put_again(block)
+
+    @precondition(lambda self: self._absent())
+    @rule(deadline=st.integers(1, 100))
+    def put_again(self, deadline: int) -> None:
+        """What failed, was dropped or was lost, with other attributes than before."""
+        generation = self.random.choice(self._absent())
+        block = meta(generation, self.rig.next_stamp(), self.sizes[generation])
+        with contextlib.suppress(TierFull, DeviceError):
+            self.run(self._put, replace(block, expires_ns=deadline))
+
+    def _absent(self) -> list[int]:
+        return sorted(set(self.sizes) - set(self.rig.blocks))
 
     def _holds_shared(self) -> bool:
         return any(block.key == b"shared" for block in self.rig.blocks.values())
@@ -80,9 +97,8 @@ class ColdMachine(RuleBasedStateMachine):
         blocks = [meta(self.rig.next_number(), self.rig.next_stamp(), size) for size in sizes]
 
         async def put(block: BlockMeta) -> None:
-            self.allowed[block.generation] = [None, block]
             with contextlib.suppress(TierFull, DeviceError):
-                await self.rig.put_again(block)
+                await self._put(block)
 
         async def put_all() -> None:
             async with trio.open_nursery() as nursery:
@@ -136,6 +152,16 @@ class ColdMachine(RuleBasedStateMachine):
             return
         self._all_is_certain()
 
+    @precondition(lambda self: self.rig.blocks)
+    @rule()
+    def sync_one(self) -> None:
+        generation = self._pick()
+        try:
+            self.run(self.rig.tier.sync, generation)
+        except (DeviceError, TierFull):
+            return
+        self.allowed[generation] = [self.rig.blocks[generation]]
+
     def _all_is_certain(self) -> None:
         self.allowed = {
             generation: [self.rig.blocks.get(generation)] for generation in self.allowed
@@ -149,10 +175,8 @@ class ColdMachine(RuleBasedStateMachine):
     def fill_up(self) -> None:
         try:
             while True:
-                generation = self.rig.number + 1
-                self.allowed[generation] = [None]
-                self.run(self.rig.put, 50_000)
-                self.allowed[generation].append(self.rig.blocks[generation])
+                block = meta(self.rig.next_number(), self.rig.next_stamp(), 50_000)
+                self.run(self._put, block)
         except (TierFull, DeviceError):
             pass
 
@@ -226,5 +250,8 @@ TestColdMachine.settings = settings(
     max_examples=40,
     stateful_step_count=30,
     deadline=None,
+    # The steps as they were found, at once: to shrink them may take longer than a test may.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -117,6 +117,46 @@ async def test_block_whose_write_failed_but_arrived_does_not_come_back() -> None
     assert set((await rig.crash()).blocks) == {1}
 
 
+async def test_block_whose_write_failed_but_arrived_may_be_found_until_the_next_sync() -> None:
+    rig = Rig(engine(8))
+    await rig.open()
+    _landing(rig.engines[0])
+    with pytest.raises(DeviceError):
+        await rig.put(5000)
+    await rig.engines[0].sync()  # as a device may do by itself; the Drop still waits
+    assert set((await rig.crash()).blocks) == {1}
+    await rig.check(1)
+    rig.drop(1)
+    await rig.tier.sync()
+    assert (await rig.crash()).blocks == {}
+
+
+@pytest.mark.parametrize("stale", [0, 1])
+async def test_copy_that_arrived_on_another_device_does_not_hide_newer_attributes(
+    stale: int,
+) -> None:
+    rig = Rig(engine(16), engine(16, seed=1))
+    await rig.open()
+    if stale:
+        await rig.put(SEGMENT)  # on the first, so that the second has more room
+    device = rig.engines[stale]
+    works = device.fail_write
+    _landing(device)
+    with pytest.raises(DeviceError):
+        await rig.put(5000)
+    failed = rig.number
+    device.fail_write = works
+    await device.sync()  # the record stays, and the Drop still waits
+    await rig.put(2 * SEGMENT)  # there: now the other one has more room
+    await rig.put_again(meta(failed, rig.next_stamp(), 5000))
+    assert failed in rig.tier._logs[1 - stale].index
+    changed = rig.change(failed, expires_ns=7)
+    await rig.tier.sync(failed)
+    for _ in range(2):
+        assert (await rig.crash()).blocks[failed] == changed
+        await rig.check(failed)
+
+
 async def test_earlier_copy_that_arrived_does_not_come_back_after_the_drop_of_the_later() -> None:
     rig = Rig(engine(8))
     await rig.open()
