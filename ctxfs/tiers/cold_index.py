@@ -27,6 +27,10 @@ class Grave:
     holders: tuple[int, ...]  # segments
     home: int = _NO_HOME  # of the note; none while it waits to be written
 
+    @property
+    def is_noted(self) -> bool:
+        return self.home != _NO_HOME
+
 
 @dataclass(slots=True)
 class DirectoryHome:

@@ -1,7 +1,7 @@
 """Making segments free: what is live in a victim is carried over, then the victim is erased."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,7 @@ from ctxfs.core.meta import (
     RemoveDirectory,
 )
 from ctxfs.device.engine import Engine
-from ctxfs.errors import DeviceError
+from ctxfs.errors import DeviceError, TierFull
 from ctxfs.ondisk import record
 from ctxfs.ondisk.layout import ALIGN_BYTES
 from ctxfs.ondisk.record import Place
@@ -51,8 +51,8 @@ class Describe:
 class Reclaimer:
     """One round at a time, on one device.
 
-    Nothing in a victim is erased before the new copy of what is needed of it is on the medium,
-    and nobody reads from it any more.
+    Nothing in a victim is erased before the new copy of what is needed of it is on the medium, the
+    Drops of what is not needed are too, and nobody reads from it any more.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Reclaimer:
             for victim in victims:
                 if victim.live_bytes:
                     await self._carry(victim)
+            await self._write_drops(victims)
             await self._flush()
             done = [victim for victim in victims if not victim.unreadable or not victim.live_bytes]
             for victim in done:
@@ -202,6 +203,27 @@ class Reclaimer:
         if request.error is not None:
             raise request.error
 
+    async def _write_drops(self, victims: Sequence[Segment]) -> None:
+        """Write the Drops that wait of what is dead in the victims.
+
+        Else a power cut would bring back what is left of it elsewhere: an older copy, attributes
+        that were replaced, or what a Drop in a victim had killed.
+        """
+        drops: list[Entry] = []
+        for generation in {number for victim in victims for number in _named_in(victim)}:
+            grave = self._index.graves.get(generation)
+            if grave is not None and not grave.is_noted:
+                drops.append(Drop(generation, grave.stamp))
+        if not drops:
+            return
+        request = note_request(drops, FLOOR_CARRY)
+        await self._writer.submit([request])
+        if isinstance(request.error, TierFull):
+            # Writes failed until no segment was left; only erasing makes room, for a Drop too.
+            _logger.warning("no room for what was dropped: a power cut may bring some of it back")
+        elif request.error is not None:
+            raise request.error
+
     def _current_note(self, kind: type[Entry], number: int) -> Entry | None:
         if kind is Put:
             block = self._describe.block(number)
@@ -212,6 +234,13 @@ class Reclaimer:
         if kind is Drop:
             return Drop(number, self._index.graves[number].stamp)
         return RemoveDirectory(number, self._index.directory_graves[number].stamp)
+
+
+def _named_in(segment: Segment) -> Iterator[int]:
+    """The generations of all that was written to it."""
+    yield from segment.generations
+    yield from segment.notes.get(Put, ())
+    yield from segment.notes.get(Drop, ())
 
 
 def _count_within(parts: Sequence[tuple[int, int]], length_bytes: int) -> int:

@@ -158,6 +158,8 @@ class Replay:
             index.graves[generation] = Grave(dropped_at, tuple(holders))
             _add_note(index, Drop(generation, dropped_at), drop_segment)
         else:
+            if dropped_at >= 0:  # that Drop is not needed only when the new one is written
+                index.space.segments[drop_segment].remember_note(Drop, generation)
             index.bury_remains(generation, max(part.stamp for part in parts), holders)
             contents.incomplete.append(generation)
 

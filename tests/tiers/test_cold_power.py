@@ -178,6 +178,47 @@ async def test_earlier_copy_that_arrived_does_not_come_back_after_the_drop_of_th
     await rig.check(first)
 
 
+async def _use_segments_again(rig: Rig) -> None:
+    """All that are empty, without a sync of the tier."""
+    for generation in sorted(rig.blocks)[1:]:
+        rig.drop(generation)
+    for _ in range(30):
+        rig.drop(await rig.put(60_000))
+
+
+async def test_dropped_block_does_not_come_back_with_attributes_that_were_replaced() -> None:
+    rig = Rig(engine(8))
+    await rig.open()
+    kept, gone = await rig.put(5000), await rig.put(5000)
+    await rig.put(SEGMENT)
+    changed = rig.change(gone, key=b"renamed")
+    await rig.tier.sync()
+    # The segment of the note is reclaimed; that of the record is not.
+    await _use_segments_again(rig)
+    recovered = await rig.crash()
+    assert recovered.blocks.get(gone) in (None, changed)
+    await rig.check(kept)
+
+
+async def test_dropped_block_does_not_come_back_as_it_was_after_a_put_that_failed() -> None:
+    rig = Rig(engine(8))
+    await rig.open()
+    kept, gone = await rig.put(5000), await rig.put(5000)
+    await rig.put(SEGMENT)
+    rig.drop(gone)
+    await rig.tier.sync()
+    again = meta(gone, rig.next_stamp(), 5000)
+    rig.engines[0].fail_write = lambda offset: True
+    with pytest.raises(DeviceError):
+        await rig.put_again(again)
+    rig.engines[0].fail_write = lambda offset: False
+    # The segment of the first Drop is reclaimed, and the second Drop waits.
+    await _use_segments_again(rig)
+    recovered = await rig.crash()
+    assert recovered.blocks.get(gone) in (None, again)
+    await rig.check(kept)
+
+
 async def test_put_and_sync_by_many_share_flushes() -> None:
     rig = Rig(engine())
     await rig.open()
