@@ -22,6 +22,11 @@ class Grants:
         """Whether the tier is so large that a single writer does not outrun any eviction."""
         return self.together_bytes >= 2 * GRANT_MIN_BYTES
 
+    @property
+    def are_enough(self) -> bool:
+        """Whether a block as large as others lately fits into what is set aside for it at first."""
+        return self._expected <= self._most
+
     def seen(self, size: int) -> None:
         """A block turned out to be that large."""
         self._expected = max(size, self._expected - self._expected // DECAY)

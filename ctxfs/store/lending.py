@@ -147,6 +147,7 @@ class Lending:
         writing = block.writing
         return (
             self._writes
+            and self._grants.are_enough
             and writing is not None
             and writing.base is None  # the old content's, as long as nothing is written
             and not block.mode & SET_ID

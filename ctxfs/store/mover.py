@@ -131,6 +131,7 @@ class Mover:
                     asked_at = trio.current_time()
                     while not self._hot.try_reserve(need_bytes):
                         await self._free_or_wait(need_bytes - self._hot.room_bytes, asked_at)
+                        await trio.lowlevel.checkpoint_if_cancelled()  # it may not have waited
                     return
         self._catalog.counters.no_space += 1
         raise TierFull("the hot tier is full and what is in it may not go")
@@ -235,7 +236,7 @@ class Mover:
         def may_go(block: Block) -> bool:
             if block.opens or block.generation in self._moving or block.generation in but:
                 return False
-            if block.placement is Placement.HOT:
+            if block.state is not State.SEALED or block.placement is Placement.HOT:
                 return False
             if self._catalog.is_cold(block):
                 return True

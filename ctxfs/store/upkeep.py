@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 
@@ -47,6 +48,7 @@ class Upkeep:
             self._hot.spares.drop_if_idle()
             if self._hot.journal.wants_rewrite:
                 await self.rewrite_journal()
+            self._hot.journal.keep_ballast()
 
     # -- expiry
 
@@ -136,7 +138,12 @@ class Upkeep:
                 return
             if self._cold.has_pending_notes:
                 return  # changed since; the next round tries again
-        self._hot.journal.rewrite(self._catalog.journal_entries())
+        try:
+            self._hot.journal.rewrite(self._catalog.journal_entries())
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            log.warning("the hot journal stays long: the hot tier's memory is full")
 
     async def drain(self) -> int:
         """Write every sealed hot block to the cold tier; returns how many could not be."""

@@ -177,8 +177,9 @@ class HotTier:
             return 0
         usage = os.fstatvfs(self._dirfd)
         there = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
-        counted = self._files_bytes + self.beside_bytes + self.journal.physical_bytes
-        return max(0, there - counted)
+        # The journal's ballast lies in the room that is kept free for it.
+        journal = self.journal.physical_bytes + self.journal.ballast_bytes
+        return max(0, there - self._files_bytes - self.beside_bytes - journal)
 
     @property
     def room_bytes(self) -> int:

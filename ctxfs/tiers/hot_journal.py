@@ -4,6 +4,7 @@ It lies in the same tmpfs: an append costs one system call and survives the proc
 machine. Frames carry checksums, so a torn tail is recognised and cut (docs/ondisk.md).
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ from ctxfs.ondisk.ledger import decode_all, encode
 
 _SLACK_BYTES = 1 << 20  # below this a rewrite frees nothing worth the work
 _PAGE_BYTES = 4096
+_BALLAST_BYTES = 512 << 10  # thousands of entries
 
 
 class HotJournal:
@@ -25,6 +27,11 @@ class HotJournal:
         self._bytes = os.fstat(self._fd).st_size
         self._bytes_after_rewrite = 0
         self.before_append: Callable[[], None] | None = None
+        # Room that is taken so that it can be given back: clients to whom files are lent may fill
+        # the tmpfs to its last page, and what happens then must be written down all the same.
+        self._ballast = directory / "ballast"
+        self.ballast_bytes = 0
+        self.keep_ballast()
 
     @property
     def physical_bytes(self) -> int:
@@ -41,11 +48,40 @@ class HotJournal:
         frame = encode(entry)
         if self.before_append is not None:
             self.before_append()
-        done = os.write(self._fd, frame)
+        if not self._write(frame):
+            self._ballast.unlink(missing_ok=True)
+            self.ballast_bytes = 0
+            if not self._write(frame):
+                raise OSError(errno.ENOSPC, "the hot journal cannot grow")
+
+    def _write(self, frame: bytes) -> bool:
+        """Whether there was room for the whole of it; if not, it is as if nothing was written."""
+        try:
+            done = os.write(self._fd, frame)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            done = 0
         if done != len(frame):  # a torn frame would hide all that follow it
             os.ftruncate(self._fd, self._bytes)
-            raise OSError(f"the hot journal took {done} of {len(frame)} bytes")
+            return False
         self._bytes += done
+        return True
+
+    def keep_ballast(self) -> None:
+        """Take the room anew if it was given back, and there is some."""
+        if self.ballast_bytes:
+            return
+        fd = os.open(self._ballast, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, _BALLAST_BYTES)
+            self.ballast_bytes = os.fstat(fd).st_blocks * 512
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._ballast.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
 
     def load(self) -> list[JournalEntry]:
         """Return all entries, and cut a torn tail."""
