@@ -40,12 +40,11 @@ def test_what_happens_in_a_full_tmpfs_is_written_down(small: Path) -> None:
     for entry in entries[1:]:
         journal.append(entry)
     assert journal.load() == entries
-    assert not journal.ballast_bytes
     journal.keep_ballast()
-    assert not journal.ballast_bytes
+    given_back = journal.ballast_bytes
     filler.unlink()
     journal.keep_ballast()
-    assert journal.ballast_bytes
+    assert given_back == 0 < journal.ballast_bytes
     journal.close()
 
 
@@ -56,9 +55,13 @@ def test_an_entry_that_has_no_room_at_all_leaves_the_journal_whole(small: Path) 
     journal.ballast_bytes = 0
     (small / "ballast").unlink()
     fill(small)
-    with pytest.raises(OSError, match="cannot grow"):
+
+    def go_on() -> None:
         for number in range(2, 100_000):
             journal.append(Drop(number, number))
+
+    with pytest.raises(OSError, match="cannot grow"):
+        go_on()
     entries = journal.load()
     assert entries == [Drop(number, number) for number in range(1, len(entries) + 1)]
     journal.close()
