@@ -42,6 +42,7 @@ class Writing:
     base: Block | None = None  # what it began as a copy of, when opened without O_TRUNC
     time_given: bool = False  # the writer set a modification time after its last write
     seen: bool = False  # published, and opened by another process since
+    coming: int = 0  # generation of the shadow that fsync wrote last, or writes
     durable_epoch: int = -1  # `epoch` at the last fsync that reached the cold tier
     # Where bytes had no room, and have not been written since: such a generation is never shown.
     refused_at: int | None = None

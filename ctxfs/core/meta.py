@@ -117,6 +117,8 @@ class Transient:
     opener: int = 0  # the thread it was made for, where that has not opened it yet
     base: int = 0
     refused_at: int = NOT_REFUSED
+    shadow: int = 0  # generation under which the cold tier has what was synced of it, 0 for none
+    coming: int = 0  # and of one that was being written
 
 
 Entry = Put | Drop | MakeDirectory | RemoveDirectory

@@ -42,8 +42,8 @@ _PUT: Final = struct.Struct("<BBHIIQQQqqqQQ16sHHHH")
 _DIRECTORY: Final = struct.Struct("<BBHIIQQqqHH")
 # type, generation or inode, stamp
 _GONE: Final = struct.Struct("<BQQ")
-# type, flags, owner, opener, base, refused at; then a Put
-_TRANSIENT: Final = struct.Struct("<BBIIQQ")
+# type, flags, owner, opener, base, refused at, shadow, coming; then a Put
+_TRANSIENT: Final = struct.Struct("<BBIIQQQQ")
 _ATTRIBUTE: Final = struct.Struct("<HI")  # lengths of name and value
 
 _TOGETHER: Final = 1  # flag of a directory
@@ -143,7 +143,14 @@ def _put_payload(meta: BlockMeta) -> bytes:
 
 def _transient_payload(entry: Transient) -> bytes:
     fixed = _TRANSIENT.pack(
-        _TYPE_TRANSIENT, entry.flags, entry.owner, entry.opener, entry.base, entry.refused_at
+        _TYPE_TRANSIENT,
+        entry.flags,
+        entry.owner,
+        entry.opener,
+        entry.base,
+        entry.refused_at,
+        entry.shadow,
+        entry.coming,
     )
     return fixed + _put_payload(entry.meta)
 
@@ -186,9 +193,9 @@ def _decode(payload: bytes) -> JournalEntry | None:
         _, inode, stamp = _GONE.unpack_from(payload)
         return RemoveDirectory(inode, stamp)
     if kind == _TYPE_TRANSIENT:
-        _, flags, owner, opener, base, refused_at = _TRANSIENT.unpack_from(payload)
+        _, flags, owner, *others = _TRANSIENT.unpack_from(payload)
         meta = _decode_block(payload[_TRANSIENT.size :])
-        return Transient(meta, owner, TransientFlag(flags), opener, base, refused_at)
+        return Transient(meta, owner, TransientFlag(flags), *others)
     return None
 
 

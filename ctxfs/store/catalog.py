@@ -141,7 +141,9 @@ class Catalog:
         base = writing.base.generation if writing.base is not None else 0
         refused = NOT_REFUSED if writing.refused_at is None else writing.refused_at
         opener = 0 if block.opens else writing.opener
-        return Transient(meta, writing.owner, flags, opener, base, refused)
+        known = self.shadows.get(block.generation)
+        shadow = known.generation if known is not None else 0
+        return Transient(meta, writing.owner, flags, opener, base, refused, shadow, writing.coming)
 
     def record_directory(self, directory: Directory) -> None:
         """Write down a directory after a change."""

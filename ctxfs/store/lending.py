@@ -109,7 +109,11 @@ class Lending:
             self._may_write(block, file, must=True)
             written = self._written[block.generation]
             written.facts = (-1, -1)
+            writing, mtime_ns = block.writing, block.mtime_ns
+            given = writing is not None and writing.time_given
             self._look(written)
+            if given and writing is not None:  # most likely nothing was written since
+                writing.time_given, block.mtime_ns = True, mtime_ns
 
     def _may_lend(self, handle: Handle) -> bool:
         file, block = handle.file, handle.block

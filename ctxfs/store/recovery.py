@@ -114,12 +114,13 @@ def recover(
     files = {found.generation: found for found in found_files if not found.is_gone}
     gone = {found.generation: found for found in found_files if found.is_gone}
     _overlay_blocks(catalog, metas, journal, files)
+    shadows = _take_shadows(catalog, metas, journal) if still_open is not None else {}
     unsealed = _add_blocks(catalog, metas, files)
     if still_open is not None:
         transients = sorted(journal.transients.values(), key=lambda each: each.meta.stamp)
         for each in transients:
             if not each.flags & TransientFlag.GONE:
-                _add_writing(catalog, each, files)
+                _add_writing(catalog, each, files, shadows.get(each.meta.generation))
             elif each.meta.generation in still_open:
                 # It may have died before it gave the file its other name.
                 _add_gone(catalog, each, gone if each.meta.generation in gone else files)
@@ -223,7 +224,32 @@ def _add_blocks(catalog: Catalog, metas: dict[int, BlockMeta], files: dict[int, 
     return lost
 
 
-def _add_writing(catalog: Catalog, found: Transient, files: dict[int, FoundFile]) -> None:
+def _take_shadows(
+    catalog: Catalog, metas: dict[int, BlockMeta], journal: Journalled
+) -> dict[int, BlockMeta]:
+    """Take from `metas` what fsync wrote of blocks that are still being written; by block.
+
+    Of two, the later one counts.
+    """
+    taken = {}
+    for generation, transient in journal.transients.items():
+        found = [metas.pop(each, None) for each in (transient.shadow, transient.coming)]
+        shadows = sorted((each for each in found if each), key=operator.attrgetter("stamp"))
+        gone = bool(transient.flags & TransientFlag.GONE)
+        if shadows and not gone:
+            taken[generation] = shadows.pop()
+        for each in shadows:
+            if catalog.cold is not None:
+                catalog.cold.drop(each.generation, catalog.new_stamp())
+    return taken
+
+
+def _add_writing(
+    catalog: Catalog,
+    found: Transient,
+    files: dict[int, FoundFile],
+    shadow: BlockMeta | None,
+) -> None:
     """Bring back a block that is being written. Takes its file from `files`."""
     meta = found.meta
     file = files.get(meta.generation)
@@ -249,6 +275,8 @@ def _add_writing(catalog: Catalog, found: Transient, files: dict[int, FoundFile]
     else:
         names.add_private(block)
     catalog.set_expiry(block, block.expires_ns)
+    if shadow is not None:
+        catalog.set_shadow(block, shadow)
 
 
 def _add_gone(catalog: Catalog, found: Transient, files: dict[int, FoundFile]) -> None:

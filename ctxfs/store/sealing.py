@@ -238,12 +238,17 @@ class Sealing:
     async def _put_shadow(self, block: Block, file: HotFile, *, is_lent: bool) -> BlockMeta:
         """Write the content to the cold tier under a generation of its own."""
         size = file.size
+        generation = self._catalog.new_generation()
+        if block.writing is not None:
+            # A successor must not take the shadow for a block that came under this name.
+            block.writing.coming = generation
+            self._catalog.record_transient(block)
         with self.freeze(block):
             async with readable_span(file, copied=is_lent) as (span, view):
                 content = await trio.to_thread.run_sync(digest, view)
                 shadow = replace(
                     block.meta(self._catalog.names.key_of(block), self._catalog.clock()),
-                    generation=self._catalog.new_generation(),
+                    generation=generation,
                     stamp=self._catalog.new_stamp(),
                     digest=content,
                     size=size,

@@ -74,4 +74,6 @@ journal_entries: st.SearchStrategy[JournalEntry] = entries | st.builds(
     opener=_u32,
     base=_u64,
     refused_at=_u64,
+    shadow=_u64,
+    coming=_u64,
 )

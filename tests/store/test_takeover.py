@@ -200,3 +200,49 @@ async def test_another_mount_begins_without_what_was_open(lasting: World) -> Non
         assert await get(store, "sealed") == b"z"
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert len(list((lasting.path / "blocks").iterdir())) == 1
+
+
+@pytest.mark.parametrize("published", [True, False])
+async def test_what_was_synced_while_it_is_written_is_no_block_of_its_own(
+    lasting: World, published: bool
+) -> None:
+    async with lasting.store() as store:
+        handle = await begin(store, "k", b"synced ")
+        if published:
+            store.publish_on_close(handle)
+        await store.sealing.sync(handle.block)
+        await store.content.write(handle, 7, b"and more")
+        await store.sealing.sync(handle.block)
+        lasting.still_open = {handle.block.generation}
+    async with lasting.store() as store:
+        again = resume(store, handle.block.generation)
+        store.sealing.settle_resumed()
+        assert again.block.published is published
+        root = store.catalog.names.root
+        assert store.look(root, b"k", OWNER + 1) is (again.block if published else None)
+        assert store.catalog.cold is not None
+        assert len(store.catalog.shadows) == 1
+        await store.content.write(again, 15, b" still")
+        store.publish_on_close(again)
+        store.release(again)
+        await store.sealing.wait_sealed(again.block)
+        assert await get(store, "k") == b"synced and more still"
+
+
+async def test_what_was_synced_of_an_open_block_outlives_restart_and_power_cut(
+    lasting: World,
+) -> None:
+    async with lasting.store() as store:
+        handle = await begin(store, "k", b"synced")
+        store.publish_on_close(handle)
+        await store.sealing.sync(handle.block)
+        lasting.still_open = {handle.block.generation}
+    async with lasting.store() as store:
+        resume(store, handle.block.generation)
+        store.sealing.settle_resumed()
+        assert store.catalog.cold is not None
+        await store.catalog.cold.sync()
+    lasting.still_open = None
+    lasting.reboot()
+    async with lasting.store() as store:
+        assert await get(store, "k") == b"synced"
