@@ -134,6 +134,8 @@ class Sealing:
         if self._cold is not None and (moves or block.generation in self._catalog.shadows):
             try:
                 await self._mover.demote(block, keep_hot=not moves)
+            except BlockNotFound:
+                log.debug("%r went while it was moved to the cold tier", block.name)
             except CtxfsError as error:
                 log.warning("cannot move %r to the cold tier: %s", block.name, error)
 
