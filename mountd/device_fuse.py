@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ctxfs.device import mounts
 from ctxfs.errors import ConfigError
+from mountd.mounts import resolved
 
 DEVICE = Path("/dev/fuse")
 KIND = "fuse.ctxfs"
@@ -187,7 +188,7 @@ def is_unused(fd: int) -> bool:
 
 def mounted_at(point: Path) -> str | None:
     """The device number of our mount that shows at `point`, or None."""
-    found = mounts.mount_at(Path(os.path.realpath(point.parent)) / point.name)
+    found = mounts.mount_at(resolved(point))
     return found.device if found is not None and found.kind == KIND else None
 
 
