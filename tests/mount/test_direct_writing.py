@@ -241,24 +241,26 @@ def test_a_file_begun_as_a_copy_goes_through_the_daemon(direct: Daemon) -> None:
 # -- how it ends
 
 
+def mapped_beyond_close(path: Path, content: bytes) -> Iterator[Any]:
+    """Make and close a file of 1 MiB, then store through a mapping of it, then unmap that."""
+    fd = os.open(path, BOTH)
+    os.ftruncate(fd, MIB)
+    pages = Mapping(fd, MIB)
+    os.close(fd)
+    yield None
+    pages.write(0, content)
+    yield None
+    pages.close()
+    yield None
+
+
 def test_a_mapping_that_outlives_its_close_keeps_the_block_from_being_sealed(
     direct: Daemon,
 ) -> None:
     content = noise(4, MIB)
     path = direct.mount / "k"
 
-    def play() -> Iterator[Any]:
-        fd = os.open(path, BOTH)
-        os.ftruncate(fd, MIB)
-        pages = Mapping(fd, MIB)
-        os.close(fd)
-        yield None
-        pages.write(0, content)
-        yield None
-        pages.close()
-        yield None
-
-    with Actor(play) as writer:
+    with Actor(partial(mapped_beyond_close, path, content)) as writer:
         writer.step()
         for _ in range(20):  # the daemon has had every opportunity
             assert direct.get("k", "state") == "writing"
@@ -291,18 +293,7 @@ def test_fsync_of_a_block_that_is_written_brings_it_to_the_cold_tier(cold: Daemo
 def test_fsync_of_a_closed_block_does_not_wait_for_a_mapping_to_end(cold: Daemon) -> None:
     path = cold.mount / "k"
 
-    def play() -> Iterator[Any]:
-        fd = os.open(path, BOTH)
-        os.ftruncate(fd, MIB)
-        pages = Mapping(fd, MIB)
-        os.close(fd)
-        yield None
-        pages.write(0, noise(7, MIB))
-        yield None
-        pages.close()
-        yield None
-
-    with Actor(play) as writer:
+    with Actor(partial(mapped_beyond_close, path, noise(7, MIB))) as writer:
         writer.step()
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)
@@ -413,18 +404,7 @@ def test_a_writer_writes_on_while_no_daemon_lives_and_the_next_one_seals_it(
 def test_the_next_daemon_does_not_seal_what_is_still_mapped(direct: Daemon) -> None:
     path, content = direct.mount / "k", noise(9, MIB)
 
-    def play() -> Iterator[Any]:
-        fd = os.open(path, BOTH)
-        os.ftruncate(fd, MIB)
-        pages = Mapping(fd, MIB)
-        os.close(fd)
-        yield None
-        pages.write(0, content)
-        yield None
-        pages.close()
-        yield None
-
-    with Actor(play) as writer:
+    with Actor(partial(mapped_beyond_close, path, content)) as writer:
         writer.step()
         direct.wait_for_successor(direct.kill_child())
         assert direct.get("k", "state") == "writing"
