@@ -67,6 +67,7 @@ class MountConfig:
     )
     allow_other: bool | None = field(default=None, metadata=_key("allow_other", AUTO))
     fsname: str = field(default="ctxfs", metadata=_key("fsname", FSNAME))
+    quick_wakeups: bool = field(default=True, metadata=_key("quick_wakeups", FLAG, reread=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

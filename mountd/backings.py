@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mountd.device_fuse import FuseDevice
 from mountd.openfiles import OpenFiles
-from mountd.session import UNUSED_BACKINGS, OpenFile, Session
+from mountd.session import NOTED_BACKINGS, OpenFile, Session
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +22,12 @@ LOST_MAX = 64  # ids that a daemon may have got from the kernel and not noted be
 
 @dataclass(slots=True)
 class _Backing:
-    """A registered file. Invariant: `handles` is not empty."""
+    """A registered file."""
 
     number: int
     handles: set[int]
     stays: bool = True  # after its last handle, since its block is still there
+    place: int | None = None  # in the session, from the first time that no open uses it
 
 
 class Backings:
@@ -35,10 +36,9 @@ class Backings:
     def __init__(self, device: FuseDevice, session: Session | None = None) -> None:
         self._device = device
         self._session = session
-        self._by_node: dict[int, _Backing] = {}
-        # Registrations that no open uses, the longest unused first: (id, place in the session).
-        self._unused: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        self._places = list(range(UNUSED_BACKINGS))
+        self._by_node: dict[int, _Backing] = {}  # those with handles
+        self._unused: OrderedDict[int, _Backing] = OrderedDict()  # the longest unused first
+        self._places = list(range(NOTED_BACKINGS))
         self._complained = False
         self.enabled = False  # until the kernel has said that it can
 
@@ -53,33 +53,28 @@ class Backings:
         if fd is None:
             return 0
         backing = self._by_node.get(node)
-        if backing is not None:
-            backing.handles.add(handle)
-            files.lent(handle, backing.number)
-            return backing.number
-        unused = self._unused.pop(node, None)
-        number = unused[0] if unused is not None else self._register(fd)
-        if not number:
-            files.keep(handle)
-            return 0
-        self._by_node[node] = _Backing(number, {handle})
-        files.lent(handle, number)
-        if unused is not None:  # only now: it is noted in one place at least, at any moment
-            self._leave_place(unused[1])
-        return number
+        if backing is None:
+            backing = self._unused.pop(node, None) or self._registered(fd)
+            if backing is None:
+                files.keep(handle)
+                return 0
+            self._by_node[node] = backing
+        backing.handles.add(handle)
+        files.lent(handle, backing.number)
+        return backing.number
 
-    def _register(self, fd: int) -> int:
-        """Return the id of a file that was not registered; 0: the kernel takes none."""
+    def _registered(self, fd: int) -> _Backing | None:
+        """Register a file that is not; None: the kernel takes none."""
         try:
             number = self._device.open_backing(fd)
         except OSError as error:
             if not self._complained:
                 log.warning("the kernel takes no backing file: %s; reads go through us", error)
                 self._complained = True
-            return 0
+            return None
         if self._session is not None:
             self._session.newest_backing = number
-        return number
+        return _Backing(number, set())
 
     def resume(self, files: Iterable[OpenFile], is_gone: Callable[[int], bool]) -> None:
         """Take over the ids that a daemon before us had; give those back that nobody uses.
@@ -93,10 +88,10 @@ class Backings:
                 known = _Backing(file.backing, set(), stays)
                 self._by_node.setdefault(file.generation, known).handles.add(file.number)
         used = {backing.number for backing in self._by_node.values()}
-        for number in set(self._session.unused_backings()) - used:
+        for number in set(self._session.noted_backings()) - used:
             self._device.close_backing(number)
-        for place in range(UNUSED_BACKINGS):
-            self._session.set_unused_backing(place, 0)
+        for place in range(NOTED_BACKINGS):
+            self._session.set_noted_backing(place, 0)
         # The kernel counts on from the newest; what it gave later was never noted.
         newest = self._session.newest_backing
         for number in range(newest + 1, newest + LOST_MAX):
@@ -112,32 +107,42 @@ class Backings:
         if backing.handles:
             return
         del self._by_node[node]
-        if not backing.stays:
-            self._device.close_backing(backing.number)
-            return
+        if backing.stays and self._has_place(backing):
+            self._unused[node] = backing
+        else:
+            self._close(backing)
+
+    def _has_place(self, backing: _Backing) -> bool:
+        """Note an id in the session. It stays there while it is used again, so that opens and
+        closes in turn write nothing.
+        """
+        if backing.place is not None:
+            return True
+        if not self._places and self._unused:
+            self._close(self._unused.popitem(last=False)[1])
         if not self._places:
-            self._close_unused(next(iter(self._unused)))
-        place = self._places.pop()
-        self._unused[node] = backing.number, place
-        if self._session is not None:
-            self._session.set_unused_backing(place, backing.number)
+            return False
+        backing.place = self._places.pop()
+        self._note(backing.place, backing.number)
+        return True
 
     def let_go(self, node: int) -> None:
         """The hot file goes: what the kernel holds of it would keep its memory."""
-        if node in self._unused:
-            self._close_unused(node)
+        unused = self._unused.pop(node, None)
+        if unused is not None:
+            self._close(unused)
         elif (backing := self._by_node.get(node)) is not None:
             backing.stays = False
 
-    def _close_unused(self, node: int) -> None:
-        number, place = self._unused.pop(node)
-        self._device.close_backing(number)
-        self._leave_place(place)
+    def _close(self, backing: _Backing) -> None:
+        self._device.close_backing(backing.number)
+        if backing.place is not None:
+            self._note(backing.place, 0)
+            self._places.append(backing.place)
 
-    def _leave_place(self, place: int) -> None:
+    def _note(self, place: int, number: int) -> None:
         if self._session is not None:
-            self._session.set_unused_backing(place, 0)
-        self._places.append(place)
+            self._session.set_noted_backing(place, number)
 
     def end(self) -> None:
         """The mount has ended, and its registrations with it."""

@@ -43,6 +43,7 @@ from mountd.fuseproto.requests import (
     Interrupt,
     Malformed,
     Mknod,
+    Release,
     UnknownOpcode,
     parse_body,
     parse_header,
@@ -52,19 +53,22 @@ from mountd.noticing import noticing
 from mountd.operations import Operations
 from mountd.redirects import RetryLookup
 from mountd.session import RESENT, Agreed, Session
-from mountd.values import Lifetimes
+from mountd.values import WRITES, Lifetimes
 
 log = logging.getLogger(__name__)
 
 HEADERS_BYTES = PAGE_BYTES  # room for what precedes the data of the largest request
 # After an answer the next request comes within some microseconds, or is not to be waited for here.
 LOOKING_NS = 50_000
+LOOKING_LONG_NS = 250_000  # while that has just been too short: programs read between two opens
 STRETCH_NS = 500_000  # while requests keep coming, others get their turn so often
 SPARE_BUFFERS = 8
 # How long the kernel may believe what it is told. Whatever changes is taken back, so this bounds
 # only how long the memory of it is kept here.
 NAMES_S = 5.0
 ATTRIBUTES_S = 5.0
+MOMENT_NS = 5_000  # in which a program that closed a file opens the next one
+PUT_OFF_MAX = 16
 INTERRUPT_POLL_S = 0.1  # how often a request that goes on after a signal is looked at
 
 
@@ -101,6 +105,7 @@ class DirectChannel:
         session: Session | None,
     ) -> None:
         self._device = device
+        self._alertness = operations.alertness
         self._chosen = chosen
         self._operations = operations
         self._session = session
@@ -112,6 +117,8 @@ class DirectChannel:
         self._buffers: list[bytearray] = []
         self._waiting: dict[int, _Reader] = {}  # by the number of the request
         self._nursery: trio.Nursery | None = None
+        self._looking_ns = LOOKING_NS
+        self._put_off: list[tuple[Header, Release]] = []
 
     async def serve(
         self,
@@ -126,6 +133,7 @@ class DirectChannel:
             try:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
+                    nursery.start_soon(self._alertness.watch)
                     nursery.start_soon(self._read_requests)
                     task_status.started()
             finally:
@@ -243,9 +251,16 @@ class DirectChannel:
                 await trio.lowlevel.checkpoint()
                 turn_ns = now_ns + STRETCH_NS
             idle = not device.has_request()
-            if idle and (_others_can_go_on() or not device.wait_briefly(LOOKING_NS)):
+            if idle and self._put_off and (idle := not device.wait_briefly(MOMENT_NS)):
+                self._do_put_off()
+                idle = not device.has_request()
+            if idle and (_others_can_go_on() or not device.wait_briefly(self._looking_ns)):
                 await trio.lowlevel.wait_readable(device.fd)
-                turn_ns = time.monotonic_ns() + STRETCH_NS
+                self._alertness.stir()
+                then_ns = time.monotonic_ns()
+                is_soon = then_ns - now_ns < LOOKING_LONG_NS
+                self._looking_ns = LOOKING_LONG_NS if is_soon else LOOKING_NS
+                turn_ns = then_ns + STRETCH_NS
             length = device.read(buffer)
             if length is None:
                 continue
@@ -288,6 +303,7 @@ class DirectChannel:
         )
 
     async def _answer_one(self, reader: _Reader, length: int) -> None:
+        self._alertness.requests += 1
         try:
             header = reader.header = parse_header(reader.buffer, length)
         except Malformed as error:
@@ -299,11 +315,15 @@ class DirectChannel:
         body: Body | None = None
         try:
             body = parse_body(header, reader.buffer)
+            if isinstance(body, Release) and not body.flags & WRITES:
+                self._put_off.append((header, body))
+                return
+            if self._put_off and (header.opcode != Opcode.OPEN or len(self._put_off) > PUT_OFF_MAX):
+                self._do_put_off()
             self._in_hand(header)
             at_once = AT_ONCE.get(header.opcode)
-            if at_once is not None:
-                answer = at_once(self._translator, header, body)
-            else:
+            answer = at_once(self._translator, header, body) if at_once is not None else None
+            if answer is None:
                 answer = await self._perform(reader, header, body)
                 if reader.is_answered:
                     self._translator.take_back(header, answer)
@@ -313,6 +333,13 @@ class DirectChannel:
             return
         if header.opcode not in SILENT:
             self._device.answer(replies.header(header.unique, len(answer)), answer)
+
+    def _do_put_off(self) -> None:
+        """Carry out closes that nobody waits for: the next open was to come first."""
+        for header, body in self._put_off:
+            self._translator.release(header, body)
+            self._device.answer(replies.failure(header.unique, 0))
+        self._put_off.clear()
 
     async def _perform(self, reader: _Reader, header: Header, body: Body) -> Answer:
         may_wait = MAY_WAIT.get(header.opcode)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -25,7 +24,7 @@ from mountd.fuseproto.requests import Header
 from mountd.operations import Operations
 from mountd.session import RESENT
 from mountd.session import OpenFlag as Known
-from mountd.values import NAME_BYTES_MAX, PAGE_BYTES, SPARE_FILES, Attr, Caller, SetAttr
+from mountd.values import NAME_BYTES_MAX, PAGE_BYTES, SPARE_FILES, WRITES, Attr, Caller, SetAttr
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ DONE = b""
 # As plain numbers: combining flags of an enumeration takes longer than the whole answer.
 NOFLUSH, PASSTHROUGH = int(OpenFlag.NOFLUSH), int(OpenFlag.PASSTHROUGH)
 DIRECT_IO, KEEP_CACHE = int(OpenFlag.DIRECT_IO), int(OpenFlag.KEEP_CACHE)
-WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
+CREATED_ATTR_S = 0.02
 RENAMES = constants.RENAME_NOREPLACE | constants.RENAME_EXCHANGE
 
 Answer = bytes | memoryview
@@ -218,8 +217,18 @@ class Translator:
         number, attr = await self._ops.create(
             header.node, body.name, body.mode, body.flags, _caller(header)
         )
-        entry = self._entry(header.node, body.name, attr)
+        # The kernel looks once more at what it has just made, and marks it changed at each write.
+        entry = self._entry(header.node, body.name, attr._replace(attr_s=CREATED_ATTR_S))
         return entry + self._opened(attr.inode, number, body.flags, direct=False)
+
+    def open_at_once(self, header: Header, body: requests.Open) -> Answer | None:
+        """None: `open` is to be asked."""
+        if header.unique & RESENT:
+            return None
+        number = self._ops.open_at_once(header.node, body.flags, _caller(header))
+        if number is None:
+            return None
+        return self._opened(header.node, number, body.flags, direct=False)
 
     async def open(self, header: Header, body: requests.Open) -> Answer:
         if header.unique & RESENT and (known := self._opened_before(header, body.flags)):
@@ -375,7 +384,8 @@ def _sized(value: bytes, size: int) -> bytes:
 # What is missing here is answered ENOSYS, and the kernel does it without us from then on: ACCESS
 # (default_permissions), POLL (always ready), LSEEK (no holes), COPY_FILE_RANGE (by read and write),
 # STATX (by GETATTR); FALLOCATE is EOPNOTSUPP to programs, and glibc writes instead.
-AT_ONCE: dict[int, Callable[[Translator, Header, Any], Answer]] = {
+AT_ONCE: dict[int, Callable[[Translator, Header, Any], Answer | None]] = {
+    Opcode.OPEN: Translator.open_at_once,  # or None: below
     Opcode.LOOKUP: Translator.lookup,
     Opcode.FORGET: Translator.forget,
     Opcode.BATCH_FORGET: Translator.batch_forget,

@@ -234,8 +234,8 @@ class OpenFiles:
 def _flags(opened: Opened) -> OpenFlag:
     """What is written down of an open file."""
     handle = opened.handle
-    if handle is None:
-        return OpenFlag(0)
+    if handle is None or (handle.way is Way.UNSAID and not handle.writable):
+        return _NONE
     flags = _WAY_FLAGS[handle.way]
     if handle.writable:
         flags |= OpenFlag.WRITABLE
@@ -246,7 +246,8 @@ def _flags(opened: Opened) -> OpenFlag:
     return flags
 
 
-_WAY_FLAGS = {Way.UNSAID: OpenFlag(0), Way.LENT: OpenFlag.LENT, Way.KEPT: OpenFlag.KEPT}
+_NONE = OpenFlag(0)
+_WAY_FLAGS = {Way.UNSAID: _NONE, Way.LENT: OpenFlag.LENT, Way.KEPT: OpenFlag.KEPT}
 
 
 def _way(flags: OpenFlag) -> Way:

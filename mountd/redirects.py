@@ -42,6 +42,9 @@ class Redirects:
         self._store = store
         self._by_thread: dict[int, Redirect] = {}
 
+    def __contains__(self, thread: int) -> bool:
+        return thread in self._by_thread
+
     def begin(self, thread: int, block: Block, instead: Block | None = None) -> NoReturn:
         """Send a thread to look its name up again. Raises RetryLookup."""
         now_ns = self._store.catalog.clock().boot_ns

@@ -36,6 +36,7 @@ from ctxfs.store.store import Store
 from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
 from ctxfs.tiers.hot import HotTier
 from mountd import channels, device_fuse, logs, mounts, systemd, watchdog
+from mountd.alertness import Alertness
 from mountd.channels import ChosenChannel
 from mountd.check import memory_bytes
 from mountd.control import ControlDirectory
@@ -207,6 +208,7 @@ class Daemon:
             deadline_s=config.limits.operation_deadline_ns / SECOND_NS,
             trouble_is_error=config.defaults.on_trouble == "error",
         )
+        self.alertness = Alertness(wanted=config.mount.quick_wakeups)
         statistics = Statistics(
             catalog,
             mount=str(config.mount.path),
@@ -230,6 +232,7 @@ class Daemon:
             self.attributes,
             control,
             self.deadlines,
+            self.alertness,
             trouble_is_error=config.defaults.on_trouble == "error",
             session=session,
         )
@@ -243,6 +246,7 @@ class Daemon:
         self.attributes.bytes_max = config.limits.attributes_bytes_max
         trouble_is_error = config.defaults.on_trouble == "error"
         self.operations.trouble_is_error = self.deadlines.trouble_is_error = trouble_is_error
+        self.alertness.wanted = config.mount.quick_wakeups
         self.deadlines.deadline_s = config.limits.operation_deadline_ns / SECOND_NS
 
     def reread(self) -> None:

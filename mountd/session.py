@@ -21,7 +21,7 @@ VERSION = 1
 RESENT = 1 << 63  # linux/fuse.h, FUSE_UNIQUE_RESEND: the request may have been read before
 
 HEADER = Struct("<8sIIIIII8xQI")
-UNUSED_BACKINGS = 256  # ids that are kept though no open file uses them
+NOTED_BACKINGS = 256  # ids that were kept when no open file used them, in use again or not
 MARKS_AT = 4096
 MARKS = 1024
 SLOTS_AT = 12288
@@ -31,7 +31,7 @@ SLOT_BYTES = 64
 SLOT_BITS = 24  # of a handle; the rest counts
 U64 = Struct("<Q")
 U32 = Struct("<I")
-_READY_AT, _OPENED_AT, _BACKING_AT, _UNUSED_AT = 12, 40, 48, 64
+_READY_AT, _OPENED_AT, _BACKING_AT, _NOTED_AT = 12, 40, 48, 64
 _SLOT_BACKING, _SLOT_FLAGS = 32, 36
 
 
@@ -197,14 +197,14 @@ class Session:
     def newest_backing(self, number: int) -> None:
         U32.pack_into(self._map, _BACKING_AT, number)
 
-    def unused_backings(self) -> list[int]:
-        """Return the ids that are kept though no open file uses them."""
-        numbers = Struct(f"<{UNUSED_BACKINGS}I").unpack_from(self._map, _UNUSED_AT)
+    def noted_backings(self) -> list[int]:
+        """Return the ids that are kept, whether an open file uses them or not."""
+        numbers = Struct(f"<{NOTED_BACKINGS}I").unpack_from(self._map, _NOTED_AT)
         return [number for number in numbers if number]
 
-    def set_unused_backing(self, place: int, number: int) -> None:
+    def set_noted_backing(self, place: int, number: int) -> None:
         """Note that an id is kept; 0: the place is free."""
-        U32.pack_into(self._map, _UNUSED_AT + place * U32.size, number)
+        U32.pack_into(self._map, _NOTED_AT + place * U32.size, number)
 
     # -- requests that may come twice
 

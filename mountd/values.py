@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC  # flags of an open that may change the file
 PAGE_BYTES = 4096
 NAME_BYTES_MAX = 255
 SPARE_FILES = 1 << 32  # files are bounded by bytes alone

@@ -71,6 +71,7 @@ def checks(machine: Machine, hot_bytes: int) -> Iterator[Check]:
     yield check_io_uring(machine, try_io_uring())
     yield check_processor(machine)
     yield check_huge_pages(machine)
+    yield check_idling(machine)
     yield check_memory(machine, hot_bytes)
     yield check_locked_memory(machine, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     yield check_nvme(machine)
@@ -210,6 +211,21 @@ def check_huge_pages(machine: Machine) -> Check:
             "(a mount option decides then)",
         )
     return Check(name, OK, "the hot tier may have them")
+
+
+def check_idling(machine: Machine) -> Check:
+    name = "idle processors"
+    driver = (machine.read("sys/devices/system/cpu/cpuidle/current_driver") or "none").strip()
+    if driver == "none":
+        return Check(name, OK, "sleep as they like: this kernel cannot be told otherwise")
+    if not os.access(machine.root / "dev/cpu_dma_latency", os.W_OK):
+        return Check(
+            name,
+            WARN,
+            f"sleep deeply ({driver}) whatever comes: /dev/cpu_dma_latency is not ours to write",
+            "a daemon run by root, with that device in its container",
+        )
+    return Check(name, OK, f"are kept awake while requests keep coming ({driver})")
 
 
 def memory_limit_bytes(machine: Machine) -> int | None:

@@ -316,6 +316,7 @@ class Catalog:
                 block.mtime_ns = now.wall_ns
             self.counters.published += 1
         self._rename_shadow(block)
+        self.attributes_changed(block.generation)
         self.record_change(block)
         if old is not None:
             self.drop(old)

@@ -283,6 +283,18 @@ class Store:
             self._used(block, owner, was_hot=was_hot)
         return Handle(block, file, owner, writable=False)
 
+    def open_hot(self, block: Block, owner: int) -> Handle | None:
+        """Open a sealed block that is hot for reading; None: `open_for_read` is to be asked."""
+        if not block.is_hot or self._hot.is_crowded:
+            return None
+        try:
+            file = self._hot.acquire(block.generation)
+        except FileNotFoundError:
+            return None
+        block.opens += 1
+        self._used(block, owner, was_hot=True)
+        return Handle(block, file, owner, writable=False)
+
     def _used(self, block: Block, owner: int, *, was_hot: bool) -> None:
         now = self.catalog.clock()
         block.used_ns, block.atime_ns = now.boot_ns, now.wall_ns

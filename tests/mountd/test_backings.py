@@ -95,7 +95,7 @@ def test_a_hot_file_that_goes_is_given_back_with_its_last_open(
 def test_the_longest_unused_registration_makes_room_for_another(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backings, "UNUSED_BACKINGS", 2)
+    monkeypatch.setattr(backings, "NOTED_BACKINGS", 2)
     lender = made(kernel, None)
     numbers = [lend(lender, node, node) for node in (1, 2, 3)]
     for node in (2, 1, 3):
@@ -110,11 +110,11 @@ def test_a_daemon_that_takes_over_gives_back_what_no_open_file_uses(
     before = made(kernel, session)
     used, unused = lend(before, 1, 1), lend(before, 2, 2)
     before.give_back(2, 2)
-    assert session.unused_backings() == [unused]
+    assert session.noted_backings() == [unused]
     after = made(kernel, session)
     after.resume([OpenFile(1, 1, 0, 0, 0, used, OpenFlag.LENT)], lambda inode: False)
     assert kernel.registered == {used}
-    assert session.unused_backings() == []
+    assert session.noted_backings() == []
     assert lend(after, 1, 3) == used
     session.close()
 

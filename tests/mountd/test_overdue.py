@@ -24,6 +24,7 @@ from ctxfs.core.namespace import ROOT_INODE
 from ctxfs.store.attributes import Attributes
 from ctxfs.store.events import Events
 from ctxfs.store.store import Store
+from mountd.alertness import Alertness
 from mountd.channel_direct import DirectChannel
 from mountd.channel_pyfuse3 import Pyfuse3Channel
 from mountd.channels import ChosenChannel
@@ -90,6 +91,7 @@ async def rig(*, trouble_is_error: bool = True) -> AsyncIterator[Rig]:
                 Attributes(store, bytes_max=1 << 16),
                 control,
                 deadlines,
+                Alertness(wanted=False),
                 trouble_is_error=trouble_is_error,
             )
             yield Rig(world, store, operations)
@@ -217,6 +219,7 @@ async def test_what_comes_too_late_leaves_no_open_file_and_no_block(
 ) -> None:
     async with rig() as here, direct(here) as kernel:
         block = await put(here.store, "k", CONTENT)
+        monkeypatch.setattr(Operations, "open_at_once", lambda *asked: None)
         opened, created = late(monkeypatch, "open"), late(monkeypatch, "create")
         error, _ = await kernel.ask(Opcode.OPEN, block.generation, OPEN_TO_READ)
         assert error == errno.ETIMEDOUT

@@ -137,6 +137,29 @@ CGROUPS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("files", "state", "told"),
+    [
+        ({}, "ok", "cannot be told"),
+        ({"sys/devices/system/cpu/cpuidle/current_driver": "intel_idle\n"}, "warn", "not ours"),
+        (
+            {
+                "sys/devices/system/cpu/cpuidle/current_driver": "intel_idle\n",
+                "dev/cpu_dma_latency": "",
+            },
+            "ok",
+            "kept awake",
+        ),
+    ],
+)
+def test_processors_that_sleep_deeply_are_told(
+    tmp_path: Path, files: dict[str, str], state: str, told: str
+) -> None:
+    check = _machine.check_idling(machine(tmp_path, files))
+    assert check.state == state
+    assert told in check.text
+
+
 @pytest.mark.parametrize(("files", "limit"), CGROUPS)
 def test_tightest_control_group_limit_counts(
     tmp_path: Path, files: dict[str, str], limit: int | None
