@@ -13,8 +13,8 @@ from ctxfs.device.idling import Idling
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05
-BUSY = 10  # requests between two looks: two hundred a second
+LOOK_S = 0.01
+BUSY = 3  # requests between two looks: three hundred a second
 QUIET_S = 0.5  # without so many, processors may sleep again
 
 
