@@ -13,9 +13,10 @@ from ctxfs.ondisk.layout import ALIGN_BYTES, Bytes, padded
 
 MAGIC: Final = b"CTXFSREC"
 VERSION: Final = 1
+VERSION_ENCODED: Final = 2  # of records of blocks that are stored encoded
 
 # magic, checksum, header length, version, kind, salt, sequence, position, stamp, generation,
-# part offset, part length, data length, data checksum, frames length
+# part offset, part length, data length, data checksum, frames length, pages of the encoded block
 _HEADER: Final = struct.Struct("<8sQIHBxQQQQQQQQQII")
 _PEEK: Final = struct.Struct("<8sQI")
 _CHECKED_FROM: Final = 16
@@ -50,6 +51,9 @@ class RecordHeader:
     part_length: int = 0  # of its content, bytes
     data_bytes: int = 0  # the same, padded
     data_checksum: int = 0  # XXH3-64 of the padded data
+    # Length of the block as it is stored, padded, where that is not its content (docs/codec.md):
+    # then parts are of what is stored. 0: the content itself.
+    encoded_bytes: int = 0
 
     @property
     def record_bytes(self) -> int:
@@ -77,7 +81,7 @@ def encode_into(target: memoryview, header: RecordHeader, place: Place, frames: 
         MAGIC,
         0,
         header.header_bytes,
-        VERSION,
+        VERSION_ENCODED if header.encoded_bytes else VERSION,
         header.kind,
         place.salt,
         place.sequence,
@@ -89,7 +93,7 @@ def encode_into(target: memoryview, header: RecordHeader, place: Place, frames: 
         header.data_bytes,
         header.data_checksum,
         len(frames),
-        0,
+        header.encoded_bytes // ALIGN_BYTES,
     )
     target[FRAMES_AT:end] = frames
     target[end:] = bytes(header.header_bytes - end)
@@ -146,11 +150,13 @@ def decode(data: Bytes, place: Place) -> tuple[RecordHeader, list[Entry]] | None
         data_bytes,
         data_checksum,
         frames_bytes,
-        _,
+        encoded_pages,
     ) = _HEADER.unpack_from(view)
     if (salt, sequence, position) != (place.salt, place.sequence, place.position):
         return None
-    if version != VERSION or checksum != xxhash.xxh3_64_intdigest(view[_CHECKED_FROM:]):
+    if version != (VERSION_ENCODED if encoded_pages else VERSION):
+        return None
+    if checksum != xxhash.xxh3_64_intdigest(view[_CHECKED_FROM:]):
         return None
     if kind not in (RecordKind.DATA, RecordKind.NOTE) or data_bytes != padded(part_length):
         return None
@@ -163,6 +169,7 @@ def decode(data: Bytes, place: Place) -> tuple[RecordHeader, list[Entry]] | None
         part_length=part_length,
         data_bytes=data_bytes,
         data_checksum=data_checksum,
+        encoded_bytes=encoded_pages * ALIGN_BYTES,
     )
     entries, _ = ledger.decode_all(view[FRAMES_AT : FRAMES_AT + frames_bytes])
     return header, [entry for entry in entries if not isinstance(entry, Transient)]

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from ctxfs.core.meta import Drop, Entry, MakeDirectory, Put, RemoveDirectory
-from ctxfs.tiers.cold_parts import part_position, part_record_bytes, part_segment
+from ctxfs.tiers.cold_parts import (
+    part_data_bytes,
+    part_is_encoded,
+    part_position,
+    part_record_bytes,
+    part_segment,
+)
 from ctxfs.tiers.cold_space import Segment, Space
 
 _NO_HOME: Final = -1
@@ -71,6 +77,13 @@ class ColdIndex:
 
     def physical_bytes(self, generation: int) -> int:
         return sum(part_record_bytes(part) for part in self.parts(generation))
+
+    def encoded_bytes(self, generation: int) -> int:
+        """How long what a codec made of it is, padded; 0 where the content is stored itself."""
+        parts = self.parts(generation)
+        if not parts or not part_is_encoded(parts[0]):
+            return 0
+        return sum(part_data_bytes(part) for part in parts)
 
     def add_block(self, generation: int, parts: tuple[int, ...]) -> None:
         """The block is written. A grave it has is none any more: this came after it."""

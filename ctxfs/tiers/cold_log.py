@@ -125,8 +125,12 @@ class ColdLog:
 
     # -- blocks
 
-    async def put(self, meta: BlockMeta, source: Span, data_checksum: int) -> None:
-        """Write a block that is not here. Raises TierFull, DeviceError, BadValue.
+    async def put(
+        self, meta: BlockMeta, source: Span, data_checksum: int, *, encoded: bool = False
+    ) -> None:
+        """Write a block that is not here, or what a codec made of it.
+
+        Raises TierFull, DeviceError, BadValue.
 
         Whatever happens, `source` is not touched any more once this has returned.
         """
@@ -139,7 +143,7 @@ class ColdLog:
         self.space.claimed_bytes += cost
         try:
             await self._make_ready(self.space.reserve_count)
-            request = block_request(meta, source, data_checksum, frame)
+            request = block_request(meta, source, data_checksum, frame, encoded=encoded)
             await self._writer.submit([request])
         finally:
             self.space.claimed_bytes -= cost

@@ -98,11 +98,18 @@ class Placer:
                 part_length=min(data_bytes, request.content_length - start),
                 data_bytes=data_bytes,
                 data_checksum=request.data_checksum if whole else await checksum(data),
+                encoded_bytes=request.encoded_bytes,
             )
             item = self._place(segment, header, request.frames, batch, request)
             if data_bytes:
                 item.spans.append(data)
-            item.part = pack_part(segment.index, item.position, header_bytes, data_bytes)
+            item.part = pack_part(
+                segment.index,
+                item.position,
+                header_bytes,
+                data_bytes,
+                encoded=bool(request.encoded_bytes),
+            )
             segment.generations.append(request.meta.generation)
             request.tried.add(segment.index)
             request.stamp = max(request.stamp, header.stamp)

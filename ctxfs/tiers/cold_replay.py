@@ -24,13 +24,17 @@ _IN_DATA: Final = -1  # the newest attributes are in a data record, not in a not
 
 @dataclass(frozen=True, slots=True)
 class FoundPart:
-    """One data record. `stamp` is the record's, `meta_stamp` that of the attributes in it."""
+    """One data record. `stamp` is the record's, `meta_stamp` that of the attributes in it.
+
+    `encoded_bytes`: how long the block is as a codec made it, if this is a part of that.
+    """
 
     offset: int
     length: int
     stamp: int
     meta_stamp: int
     part: int  # as ColdIndex keeps it
+    encoded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,21 @@ def tile(parts: Sequence[FoundPart], size: int) -> tuple[FoundPart, ...] | None:
             return None
 
 
+def _newest_whole(parts: Sequence[FoundPart], size: int) -> tuple[FoundPart, ...] | None:
+    """Parts that together are a block of `size` bytes, or what a codec made of it.
+
+    What was put, failed, and was put again may have been stored in another way then.
+    """
+    ways: dict[int, list[FoundPart]] = {}
+    for part in sorted(parts, key=lambda part: part.stamp, reverse=True):
+        ways.setdefault(part.encoded_bytes, []).append(part)
+    for encoded_bytes, found in ways.items():
+        tiling = tile(found, encoded_bytes or size)
+        if tiling is not None:
+            return tiling
+    return None
+
+
 class Replay:
     """Takes every good record of one device, then fills the index of it."""
 
@@ -94,9 +113,22 @@ class Replay:
             return  # of a kind this version does not write
         segment.generations.append(generation)
         self._add_meta(meta, _IN_DATA)
-        part = pack_part(segment.index, position, header.header_bytes, header.data_bytes)
+        part = pack_part(
+            segment.index,
+            position,
+            header.header_bytes,
+            header.data_bytes,
+            encoded=bool(header.encoded_bytes),
+        )
         self._parts.setdefault(generation, []).append(
-            FoundPart(header.part_offset, header.part_length, header.stamp, meta.stamp, part)
+            FoundPart(
+                header.part_offset,
+                header.part_length,
+                header.stamp,
+                meta.stamp,
+                part,
+                header.encoded_bytes,
+            )
         )
 
     def _add_meta(self, meta: BlockMeta, segment: int) -> None:
@@ -145,7 +177,7 @@ class Replay:
         dropped_at, drop_segment = self._drops.get(generation, (-1, 0))
         later = [part for part in parts if part.stamp > dropped_at]
         holders = {part_segment(part.part) for part in parts}
-        tiling = tile(later, meta.size) if later else None
+        tiling = _newest_whole(later, meta.size)
         if tiling is not None:
             index.add_block(generation, tuple(part.part for part in tiling))
             index.add_holders(generation, holders)

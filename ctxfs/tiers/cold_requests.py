@@ -50,7 +50,8 @@ class DataRequest(Request):
     """A block, or a part of one that is carried over.
 
     `source` is padded; `content_length` bytes of it count, and they begin at `content_offset` of
-    the block. `data_checksum`: of all of `source`.
+    the block, or of what a codec made of it: then that is `encoded_bytes` long. `data_checksum`:
+    of all of `source`.
     """
 
     meta: BlockMeta
@@ -59,6 +60,7 @@ class DataRequest(Request):
     content_length: int
     data_checksum: int
     frames: bytes
+    encoded_bytes: int = 0
     replaces: int | None = None  # the part that is carried over
     stamp: int = 0  # the highest in any record of it
     placed_bytes: int = 0  # of `source`
@@ -104,13 +106,16 @@ def check_frame(frame: bytes, geometry: Geometry) -> bytes:
     return frame
 
 
-def block_request(meta: BlockMeta, source: Span, data_checksum: int, frame: bytes) -> DataRequest:
-    """A whole block."""
+def block_request(
+    meta: BlockMeta, source: Span, data_checksum: int, frame: bytes, *, encoded: bool
+) -> DataRequest:
+    """A whole block, or what a codec made of it."""
     return DataRequest(
         meta=meta,
         source=source,
         content_offset=0,
-        content_length=meta.size,
+        content_length=source.length if encoded else meta.size,
+        encoded_bytes=source.length if encoded else 0,
         data_checksum=data_checksum,
         frames=frame,
     )
@@ -124,6 +129,7 @@ def carried_request(meta: BlockMeta, source: Span, former: RecordHeader, part: i
         content_offset=former.part_offset,
         content_length=former.part_length,
         data_checksum=former.data_checksum,
+        encoded_bytes=former.encoded_bytes,
         replaces=part,
         frames=ledger.encode(Put(meta)),
         floor=FLOOR_CARRY,

@@ -196,3 +196,19 @@ def test_device_too_small_for_segments_is_refused() -> None:
 )
 def test_numbers_that_cannot_be_meant_are_not_sound(geometry: Geometry) -> None:
     assert not geometry.is_sound()
+
+
+def test_record_of_an_encoded_block_says_how_long_that_is() -> None:
+    header = RecordHeader(
+        kind=RecordKind.DATA,
+        header_bytes=4096,
+        stamp=9,
+        generation=7,
+        part_offset=4096,
+        part_length=8192,
+        data_bytes=8192,
+        encoded_bytes=12288,
+    )
+    target = bytearray(4096)
+    record.encode_into(memoryview(target), header, _PLACE, b"")
+    assert record.decode(target, _PLACE) == (header, [])

@@ -48,6 +48,26 @@ async def test_dropped_block_is_gone_and_stays_gone() -> None:
     assert set((await rig.restart()).blocks) == {kept}
 
 
+async def test_encoded_block_is_as_long_as_it_was_made_wherever_it_is_carried() -> None:
+    rig = Rig(engine(segments=8))
+    await rig.open()
+    block = meta(rig.next_number(), rig.next_stamp(), 3 * SEGMENT // 2)
+    rig.blocks[block.generation] = block
+    stored = Scratch(SEGMENT // 2 + 4096)
+    stored.view[:] = content(99, stored.length_bytes)
+    await rig.tier.put(block, stored.span(0, stored.length_bytes), encoded=True)
+    for _ in range(3):  # what is live is carried from segment to segment
+        fillers = [await rig.put(SEGMENT // 2) for _ in range(8)]
+        for filler in fillers:
+            rig.drop(filler)
+        await rig.tier.sync()
+    await rig.crash()
+    assert rig.tier.encoded_bytes(block.generation) == stored.length_bytes
+    found = Scratch(stored.length_bytes)
+    await rig.tier.get(block.generation, found.span(0, found.length_bytes))
+    assert bytes(found.view) == bytes(stored.view)
+
+
 async def test_physical_bytes_are_header_and_padded_data() -> None:
     rig = Rig(engine())
     await rig.open()

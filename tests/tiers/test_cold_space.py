@@ -9,6 +9,7 @@ from ctxfs.tiers.cold_parts import (
     pack_part,
     part_data_bytes,
     part_header_bytes,
+    part_is_encoded,
     part_position,
     part_record_bytes,
     part_segment,
@@ -37,9 +38,19 @@ def test_there_is_no_victim_without_a_gain() -> None:
     assert choose_victims([Segment(0, state=SegmentState.RETIRING)], 499) == []
 
 
-@given(st.integers(0, 2**24 - 1), st.integers(0, 16383), st.integers(1, 64), st.integers(0, 16384))
-def test_part_keeps_its_numbers(segment: int, position: int, header: int, data: int) -> None:
-    part = pack_part(segment, position * 4096, header * 4096, data * 4096)
+@given(
+    st.integers(0, 2**22 - 1),
+    st.integers(0, 16383),
+    st.integers(1, 64),
+    st.integers(0, 16384),
+    st.booleans(),
+)
+def test_part_keeps_its_numbers(
+    segment: int, position: int, header: int, data: int, encoded: bool
+) -> None:
+    part = pack_part(segment, position * 4096, header * 4096, data * 4096, encoded=encoded)
+    assert part_is_encoded(part) == encoded
+    assert 0 <= part < 2**63
     assert part_segment(part) == segment
     assert part_position(part) == position * 4096
     assert part_header_bytes(part) == header * 4096
