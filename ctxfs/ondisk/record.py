@@ -15,9 +15,10 @@ MAGIC: Final = b"CTXFSREC"
 VERSION: Final = 1
 VERSION_ENCODED: Final = 2  # of records of blocks that are stored encoded
 
-# magic, checksum, header length, version, kind, salt, sequence, position, stamp, generation,
-# part offset, part length, data length, data checksum, frames length, pages of the encoded block
-_HEADER: Final = struct.Struct("<8sQIHBxQQQQQQQQQII")
+# magic, checksum, header length, version, kind, method, salt, sequence, position, stamp,
+# generation, part offset, part length, data length, data checksum, frames length, pages of the
+# encoded block
+_HEADER: Final = struct.Struct("<8sQIHBBQQQQQQQQQII")
 _PEEK: Final = struct.Struct("<8sQI")
 _CHECKED_FROM: Final = 16
 FRAMES_AT: Final = _HEADER.size
@@ -54,6 +55,7 @@ class RecordHeader:
     # Length of the block as it is stored, padded, where that is not its content (docs/codec.md):
     # then parts are of what is stored. 0: the content itself.
     encoded_bytes: int = 0
+    method: int = 0  # how it was made; 0 exactly where `encoded_bytes` is
 
     @property
     def record_bytes(self) -> int:
@@ -83,6 +85,7 @@ def encode_into(target: memoryview, header: RecordHeader, place: Place, frames: 
         header.header_bytes,
         VERSION_ENCODED if header.encoded_bytes else VERSION,
         header.kind,
+        header.method,
         place.salt,
         place.sequence,
         place.position,
@@ -125,7 +128,7 @@ def belongs(data: Bytes, place: Place) -> bool:
     """Whether a header was written here in this life of its segment, be it damaged since."""
     if not peek_header_bytes(data) or len(memoryview(data)) < FRAMES_AT:
         return False
-    return _HEADER.unpack_from(data)[5:8] == (place.salt, place.sequence, place.position)
+    return _HEADER.unpack_from(data)[6:9] == (place.salt, place.sequence, place.position)
 
 
 def decode(data: Bytes, place: Place) -> tuple[RecordHeader, list[Entry]] | None:
@@ -140,6 +143,7 @@ def decode(data: Bytes, place: Place) -> tuple[RecordHeader, list[Entry]] | None
         _,
         version,
         kind,
+        method,
         salt,
         sequence,
         position,
@@ -154,7 +158,9 @@ def decode(data: Bytes, place: Place) -> tuple[RecordHeader, list[Entry]] | None
     ) = _HEADER.unpack_from(view)
     if (salt, sequence, position) != (place.salt, place.sequence, place.position):
         return None
-    if version != (VERSION_ENCODED if encoded_pages else VERSION):
+    if version != (VERSION_ENCODED if encoded_pages else VERSION) or bool(method) != (
+        encoded_pages > 0
+    ):
         return None
     if checksum != xxhash.xxh3_64_intdigest(view[_CHECKED_FROM:]):
         return None
@@ -170,6 +176,7 @@ def decode(data: Bytes, place: Place) -> tuple[RecordHeader, list[Entry]] | None
         data_bytes=data_bytes,
         data_checksum=data_checksum,
         encoded_bytes=encoded_pages * ALIGN_BYTES,
+        method=method,
     )
     entries, _ = ledger.decode_all(view[FRAMES_AT : FRAMES_AT + frames_bytes])
     return header, [entry for entry in entries if not isinstance(entry, Transient)]

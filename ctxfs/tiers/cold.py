@@ -141,18 +141,18 @@ class ColdTier:
 
     # -- blocks
 
-    async def put(self, meta: BlockMeta, data: Span, *, encoded: bool = False) -> None:
+    async def put(self, meta: BlockMeta, data: Span, *, method: int = 0) -> None:
         """Write a block; it is kept for sure after the next `sync`.
 
-        `data` is `meta.size` rounded up to 4096, mapped, with zeros behind the end; `encoded`: it
-        is what a codec made of the block, padded to a multiple of 4096, and says itself how long
-        it is. Cancelled
+        `data` is `meta.size` rounded up to 4096, mapped, with zeros behind the end; with a
+        `method` it is what a codec made of the block (ctxfs.codec), padded to a multiple of 4096,
+        and says itself how long it is. Cancelled
         before the write began: nothing was put. Begun: it is finished first, and the memory is
         free when this has returned. Failed: a crash before the next `sync` may leave it there, for
         what failed may have arrived. Raises TierFull at once where there is no room, DeviceError,
         and BadValue where key and attributes are longer than a record takes.
         """
-        if data.length != padded(data.length if encoded else meta.size):
+        if data.length != padded(data.length if method else meta.size):
             raise ValueError(f"{data.length} bytes of memory for a block of {meta.size}")
         generation = meta.generation
         while generation in self._putting:
@@ -163,7 +163,7 @@ class ColdTier:
         putting = self._putting[generation] = _Putting(trio.Event(), meta)
         try:
             log = self._choose(meta)
-            await log.put(meta, data, await checksum(data), encoded=encoded)
+            await log.put(meta, data, await checksum(data), method=method)
             if putting.dropped_stamp is not None:
                 log.drop(generation, putting.dropped_stamp)
             elif putting.newest is not meta:
@@ -191,6 +191,11 @@ class ColdTier:
         """How long what a codec made of the block is, padded; 0 where its content is stored."""
         log = self._home(generation)
         return log.index.encoded_bytes(generation) if log is not None else 0
+
+    def method(self, generation: int) -> int:
+        """How a codec made what is stored; 0: the content itself, or the block is not here."""
+        log = self._home(generation)
+        return log.index.method(generation) if log is not None else 0
 
     async def get(self, generation: int, target: Span) -> None:
         """Read the content, or what a codec made of it (`encoded_bytes`), straight into `target`,

@@ -11,7 +11,7 @@ from typing import Final
 from ctxfs.core.meta import Drop, Entry, MakeDirectory, Put, RemoveDirectory
 from ctxfs.tiers.cold_parts import (
     part_data_bytes,
-    part_is_encoded,
+    part_method,
     part_position,
     part_record_bytes,
     part_segment,
@@ -80,10 +80,14 @@ class ColdIndex:
 
     def encoded_bytes(self, generation: int) -> int:
         """How long what a codec made of it is, padded; 0 where the content is stored itself."""
-        parts = self.parts(generation)
-        if not parts or not part_is_encoded(parts[0]):
+        if not self.method(generation):
             return 0
-        return sum(part_data_bytes(part) for part in parts)
+        return sum(part_data_bytes(part) for part in self.parts(generation))
+
+    def method(self, generation: int) -> int:
+        """How a codec made what is stored; 0: the content itself, or the block is not here."""
+        parts = self.parts(generation)
+        return part_method(parts[0]) if parts else 0
 
     def add_block(self, generation: int, parts: tuple[int, ...]) -> None:
         """The block is written. A grave it has is none any more: this came after it."""

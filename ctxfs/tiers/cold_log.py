@@ -126,7 +126,7 @@ class ColdLog:
     # -- blocks
 
     async def put(
-        self, meta: BlockMeta, source: Span, data_checksum: int, *, encoded: bool = False
+        self, meta: BlockMeta, source: Span, data_checksum: int, *, method: int = 0
     ) -> None:
         """Write a block that is not here, or what a codec made of it.
 
@@ -143,7 +143,7 @@ class ColdLog:
         self.space.claimed_bytes += cost
         try:
             await self._make_ready(self.space.reserve_count)
-            request = block_request(meta, source, data_checksum, frame, encoded=encoded)
+            request = block_request(meta, source, data_checksum, frame, method=method)
             await self._writer.submit([request])
         finally:
             self.space.claimed_bytes -= cost

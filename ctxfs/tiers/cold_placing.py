@@ -99,6 +99,7 @@ class Placer:
                 data_bytes=data_bytes,
                 data_checksum=request.data_checksum if whole else await checksum(data),
                 encoded_bytes=request.encoded_bytes,
+                method=request.method,
             )
             item = self._place(segment, header, request.frames, batch, request)
             if data_bytes:
@@ -108,7 +109,7 @@ class Placer:
                 item.position,
                 header_bytes,
                 data_bytes,
-                encoded=bool(request.encoded_bytes),
+                method=request.method,
             )
             segment.generations.append(request.meta.generation)
             request.tried.add(segment.index)

@@ -118,7 +118,7 @@ class Replay:
             position,
             header.header_bytes,
             header.data_bytes,
-            encoded=bool(header.encoded_bytes),
+            method=header.method,
         )
         self._parts.setdefault(generation, []).append(
             FoundPart(

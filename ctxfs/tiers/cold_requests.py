@@ -61,6 +61,7 @@ class DataRequest(Request):
     data_checksum: int
     frames: bytes
     encoded_bytes: int = 0
+    method: int = 0
     replaces: int | None = None  # the part that is carried over
     stamp: int = 0  # the highest in any record of it
     placed_bytes: int = 0  # of `source`
@@ -107,15 +108,16 @@ def check_frame(frame: bytes, geometry: Geometry) -> bytes:
 
 
 def block_request(
-    meta: BlockMeta, source: Span, data_checksum: int, frame: bytes, *, encoded: bool
+    meta: BlockMeta, source: Span, data_checksum: int, frame: bytes, *, method: int
 ) -> DataRequest:
     """A whole block, or what a codec made of it."""
     return DataRequest(
         meta=meta,
         source=source,
         content_offset=0,
-        content_length=source.length if encoded else meta.size,
-        encoded_bytes=source.length if encoded else 0,
+        content_length=source.length if method else meta.size,
+        encoded_bytes=source.length if method else 0,
+        method=method,
         data_checksum=data_checksum,
         frames=frame,
     )
@@ -130,6 +132,7 @@ def carried_request(meta: BlockMeta, source: Span, former: RecordHeader, part: i
         content_length=former.part_length,
         data_checksum=former.data_checksum,
         encoded_bytes=former.encoded_bytes,
+        method=former.method,
         replaces=part,
         frames=ledger.encode(Put(meta)),
         floor=FLOOR_CARRY,

@@ -208,6 +208,7 @@ def test_record_of_an_encoded_block_says_how_long_that_is() -> None:
         part_length=8192,
         data_bytes=8192,
         encoded_bytes=12288,
+        method=2,
     )
     target = bytearray(4096)
     record.encode_into(memoryview(target), header, _PLACE, b"")

@@ -118,7 +118,7 @@ class Rig:
         length = padded(max(block.size, 1) if encoded else block.size)
         self.blocks[block.generation] = block
         try:
-            await self.tier.put(block, memory.span(0, length), encoded=encoded)
+            await self.tier.put(block, memory.span(0, length), method=3 if encoded else 0)
         except BaseException:
             del self.blocks[block.generation]
             raise
@@ -127,7 +127,7 @@ class Rig:
         memory = Scratch(max(4096, padded(size)))
         memory.view[:] = b"\xff" * memory.length_bytes
         length = self.tier.encoded_bytes(generation)
-        assert bool(length) == is_encoded(generation)
+        assert bool(length) == is_encoded(generation) == bool(self.tier.method(generation))
         await self.tier.get(generation, memory.span(0, length or padded(size)))
         if length:
             memory.view[:length] = flipped(memory.view[:length])

@@ -55,7 +55,7 @@ async def test_encoded_block_is_as_long_as_it_was_made_wherever_it_is_carried() 
     rig.blocks[block.generation] = block
     stored = Scratch(SEGMENT // 2 + 4096)
     stored.view[:] = content(99, stored.length_bytes)
-    await rig.tier.put(block, stored.span(0, stored.length_bytes), encoded=True)
+    await rig.tier.put(block, stored.span(0, stored.length_bytes), method=5)
     for _ in range(3):  # what is live is carried from segment to segment
         fillers = [await rig.put(SEGMENT // 2) for _ in range(8)]
         for filler in fillers:
@@ -63,6 +63,7 @@ async def test_encoded_block_is_as_long_as_it_was_made_wherever_it_is_carried() 
         await rig.tier.sync()
     await rig.crash()
     assert rig.tier.encoded_bytes(block.generation) == stored.length_bytes
+    assert rig.tier.method(block.generation) == 5
     found = Scratch(stored.length_bytes)
     await rig.tier.get(block.generation, found.span(0, found.length_bytes))
     assert bytes(found.view) == bytes(stored.view)

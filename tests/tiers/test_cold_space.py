@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from ctxfs.ondisk.layout import choose_geometry
 from ctxfs.tiers.cold_parts import (
+    METHOD_MAX,
     pack_part,
     part_data_bytes,
     part_header_bytes,
-    part_is_encoded,
+    part_method,
     part_position,
     part_record_bytes,
     part_segment,
@@ -43,13 +44,13 @@ def test_there_is_no_victim_without_a_gain() -> None:
     st.integers(0, 16383),
     st.integers(1, 64),
     st.integers(0, 16384),
-    st.booleans(),
+    st.integers(0, METHOD_MAX),
 )
 def test_part_keeps_its_numbers(
-    segment: int, position: int, header: int, data: int, encoded: bool
+    segment: int, position: int, header: int, data: int, method: int
 ) -> None:
-    part = pack_part(segment, position * 4096, header * 4096, data * 4096, encoded=encoded)
-    assert part_is_encoded(part) == encoded
+    part = pack_part(segment, position * 4096, header * 4096, data * 4096, method=method)
+    assert part_method(part) == method
     assert 0 <= part < 2**63
     assert part_segment(part) == segment
     assert part_position(part) == position * 4096
