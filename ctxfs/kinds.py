@@ -95,6 +95,15 @@ def _read_fsname(value: object) -> str:
     raise refusal(value, _FSNAME_ACCEPTED)
 
 
+_NAME_ACCEPTED = "a name of at most 64 printable characters"
+
+
+def _read_name(value: object) -> str:
+    if isinstance(value, str) and 0 < len(value) <= 64 and value.isprintable():
+        return value
+    raise refusal(value, _NAME_ACCEPTED)
+
+
 def _read_path(value: object) -> Path:
     if isinstance(value, str) and value and "\0" not in value:
         return Path(value)
@@ -142,6 +151,7 @@ WAIT = Kind(_WAITS_ACCEPTED, _read_wait, format_duration)
 RATIO = Kind(_RATIO_ACCEPTED, _read_ratio, float)
 MODE = Kind(_MODE_ACCEPTED, _read_mode, lambda mode: f"{mode:04o}")
 FSNAME = Kind(_FSNAME_ACCEPTED, _read_fsname, str)
+NAME = Kind(_NAME_ACCEPTED, _read_name, lambda name: name)
 PATH = Kind("a path", _read_path, lambda path: None if path is None else str(path))
 AUTO = Kind(_AUTO_ACCEPTED, _read_auto, lambda flag: "auto" if flag is None else flag)
 FLAG = Kind("true or false", _read_flag, bool)

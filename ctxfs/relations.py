@@ -8,7 +8,9 @@ from ctxfs.settings import Config, HotConfig, Limits
 from ctxfs.units import GIB, KIB, MIB, SECOND_NS, format_duration, format_size
 
 HOT_BYTES_MIN = 8 * MIB
+WARM_BYTES_MIN = 4 * MIB
 COLD_BYTES_MIN = 16 * MIB
+LEVEL_MAX = 19  # of zstd; higher ones take memory that nobody asked for
 BLOCK_BYTES_MAX_MIN = 4 * KIB
 ATTRIBUTES_BYTES_MAX_MAX = 64 * KIB  # what the kernel takes for one list of attributes
 EVENTS_KEPT_MAX = 1_000_000
@@ -34,10 +36,9 @@ Relation = tuple[tuple[str, ...], str]
 
 def broken_relations(config: Config, memory_bytes: int) -> Iterator[Relation]:
     """The keys involved, the one to mend first, and what is wrong with their values."""
-    if config.warm.size_bytes:
-        yield ("warm.size",), "this version has no warm tier; write 0 or leave it out"
     yield from _broken_sizes(config, memory_bytes)
     yield from _broken_paths(config)
+    yield from _broken_codec(config)
     if not 0 < config.hot.low_ratio < config.hot.high_ratio <= 1:
         yield ("hot.low", "hot.high"), "0 < low < high <= 1 must hold"
     if config.defaults.ttl_ns == 0:
@@ -53,10 +54,25 @@ def broken_relations(config: Config, memory_bytes: int) -> Iterator[Relation]:
             yield ("limits.operation_deadline", key), text
 
 
+def _broken_codec(config: Config) -> Iterator[Relation]:
+    codec = config.codec
+    if not 1 <= codec.level <= LEVEL_MAX:
+        yield ("codec.level",), f"must be from 1 to {LEVEL_MAX}"
+    if codec.key_file is not None and codec.keyring is not None:
+        yield ("codec.key_file", "codec.keyring"), "keys come from one place; leave one of them out"
+    if config.warm.size_bytes and codec.compress == "never":
+        yield ("warm.size", "codec.compress"), "nothing would come into it without compression"
+
+
 def _broken_sizes(config: Config, memory_bytes: int) -> Iterator[Relation]:
     hot_bytes, limits = config.hot.size_bytes, config.limits
     if hot_bytes > memory_bytes:
         yield ("hot.size",), f"is more than the memory, {format_size(memory_bytes)}"
+    elif hot_bytes + config.warm.size_bytes > memory_bytes:
+        text = f"together with hot.size is more than the memory, {format_size(memory_bytes)}"
+        yield ("warm.size", "hot.size"), text
+    if 0 < config.warm.size_bytes < WARM_BYTES_MIN:
+        yield ("warm.size",), f"must be 0, or at least {format_size(WARM_BYTES_MIN)}"
     for device in config.cold:
         if device.size_bytes is not None and device.size_bytes < COLD_BYTES_MIN:
             text = f"must be at least {format_size(COLD_BYTES_MIN)} for {device.path}"

@@ -19,6 +19,7 @@ from ctxfs.kinds import (
     FLAG,
     FSNAME,
     MODE,
+    NAME,
     PATH,
     RATIO,
     SIZE,
@@ -31,6 +32,7 @@ from ctxfs.units import GIB, KIB, SECOND_NS
 
 Channel = Literal["auto", "direct", "pyfuse3"]
 Huge = Literal["within_size", "always", "never"]
+Compress = Literal["auto", "never"]
 EngineName = Literal["auto", "io_uring", "threads"]
 OnTrouble = Literal["miss", "error"]
 LogFormat = Literal["human", "json"]
@@ -88,9 +90,26 @@ class HotConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmConfig:
-    """`[warm]`: compressed DRAM. The key has its place; this version takes 0 only."""
+    """`[warm]`: compressed DRAM; 0: none."""
 
     size_bytes: int = field(default=0, metadata=_key("size", SIZE))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodecConfig:
+    """`[codec]`: how blocks are kept in the warm and the cold tier.
+
+    `gain_ratio`: what compression has to save of a block at least, as a part of it. Keys come
+    from `key_file` or from the kernel's keyring; without both nothing is encrypted.
+    """
+
+    compress: Compress = field(
+        default="auto", metadata=_key("compress", one_of("auto", "never"), reread=True)
+    )
+    level: int = field(default=1, metadata=_key("level", COUNT, reread=True))
+    gain_ratio: float = field(default=0.05, metadata=_key("gain", RATIO, reread=True))
+    key_file: Path | None = field(default=None, metadata=_key("key_file", PATH, reread=True))
+    keyring: str | None = field(default=None, metadata=_key("keyring", NAME, reread=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +194,7 @@ class Config:
     hot: HotConfig
     mount: MountConfig = field(default_factory=MountConfig)
     warm: WarmConfig = field(default_factory=WarmConfig)
+    codec: CodecConfig = field(default_factory=CodecConfig)
     cold: tuple[ColdConfig, ...] = ()
     defaults: DefaultsConfig = field(default_factory=DefaultsConfig)
     limits: Limits = field(default_factory=Limits)
@@ -206,6 +226,7 @@ SINGLE_TABLES: dict[str, type] = {
     "mount": MountConfig,
     "hot": HotConfig,
     "warm": WarmConfig,
+    "codec": CodecConfig,
     "defaults": DefaultsConfig,
     "limits": Limits,
     "log": LogConfig,

@@ -42,7 +42,7 @@ def parser() -> Parser:
     add("-c", "--config", metavar="FILE", help="configuration file (default: none)")
     add("--state", metavar="DIR", help="what must outlive the process (default: /var/lib/ctxfs)")
     add("--hot", metavar="SIZE", help="room for blocks in DRAM, like 8GiB")
-    add("--warm", metavar="SIZE", help="room for compressed blocks; only 0 in this version")
+    add("--warm", metavar="SIZE", help="room for compressed blocks in DRAM (none)")
     add(
         "--cold",
         metavar="PATH[:SIZE]",
@@ -242,9 +242,11 @@ def describe(config: Config) -> str:
         cold = f"cold {format_size(size)} on {devices}"
     channel = channels.choose(config.mount.channel).name
     hot = format_size(config.hot.size_bytes)
+    warm_bytes = config.warm.size_bytes
+    warm = f"warm {format_size(warm_bytes)}, " if warm_bytes else ""
     return (
         f"ctxfs: {config.mount.path} is mounted "
-        f"(hot {hot}, {cold}, channel {channel}, pid {os.getpid()})"
+        f"(hot {hot}, {warm}{cold}, channel {channel}, pid {os.getpid()})"
     )
 
 

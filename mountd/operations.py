@@ -444,6 +444,9 @@ class Operations:
         hot = self._catalog.hot
         total = hot.capacity_bytes
         free = max(0, hot.room_bytes)
+        if self._catalog.warm is not None:
+            total += self._catalog.warm.capacity_bytes
+            free += max(0, self._catalog.warm.room_bytes)
         if self._catalog.cold is not None:
             for device in self._catalog.cold.statistics():
                 total += device.capacity_bytes

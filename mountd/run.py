@@ -13,7 +13,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -23,11 +23,12 @@ import trio
 from ctxfs.config import Config, reread
 from ctxfs.core.meta import BlockMeta, DirectoryMeta
 from ctxfs.core.times import Now
-from ctxfs.device import shm
+from ctxfs.device import keys, shm
 from ctxfs.device.blockfile import OpenedDevice, open_engine
 from ctxfs.errors import ConfigError, CtxfsError
 from ctxfs.store.attributes import Attributes
 from ctxfs.store.catalog import Catalog
+from ctxfs.store.coding import Coding, CodingSettings
 from ctxfs.store.counters import Counters
 from ctxfs.store.events import Events
 from ctxfs.store.mover import Mover, MoverLimits
@@ -35,6 +36,7 @@ from ctxfs.store.recovery import recover
 from ctxfs.store.store import Store
 from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
 from ctxfs.tiers.hot import HotTier
+from ctxfs.tiers.warm import WarmTier
 from mountd import channels, device_fuse, logs, mounts, systemd, watchdog
 from mountd.alertness import Alertness
 from mountd.channels import ChosenChannel
@@ -82,10 +84,12 @@ def raise_file_limit() -> int:
 async def _serve(config: Config, ready: Callable[[], None], fuse_fd: int | None) -> None:
     path = config.mount.path
     assert path is not None  # the command line has checked it
-    with _hot_room(config) as room:
+    with ExitStack() as rooms:
+        room = rooms.enter_context(_hot_room(config))
+        warm = rooms.enter_context(_warm_tier(config))
         async with trio.open_nursery() as services:
             session = _session(room, fuse_fd)
-            daemon = await _assemble(config, room, services, session)
+            daemon = await _assemble(config, room, warm, services, session)
             # Only now: until the new mount is there, programs see that the old one is dead, and
             # not the directory beneath it.
             if fuse_fd is None or device_fuse.is_unused(fuse_fd):
@@ -151,7 +155,7 @@ def _mounter(chosen: ChosenChannel) -> Mounter:
     return channel_pyfuse3.mounted
 
 
-def _session(room: shm.HotRoom, fuse_fd: int | None) -> Session | None:
+def _session(room: shm.Room, fuse_fd: int | None) -> Session | None:
     """What is open in a mount that outlives us; begun anew where there is no such mount yet."""
     if fuse_fd is None:
         return None
@@ -162,9 +166,30 @@ def _session(room: shm.HotRoom, fuse_fd: int | None) -> Session | None:
 
 
 @contextmanager
-def _hot_room(config: Config) -> Iterator[shm.HotRoom]:
+def _hot_room(config: Config) -> Iterator[shm.Room]:
     """The tmpfs. It goes at a clean end; after a crash it stays, for the next daemon to find."""
-    room = shm.prepare(config.state, config.hot.size_bytes, config.hot.huge)
+    with _kept(shm.prepare(config.state, config.hot.size_bytes, config.hot.huge)) as room:
+        yield room
+
+
+@contextmanager
+def _warm_tier(config: Config) -> Iterator[WarmTier | None]:
+    """The warm tier, in a room that goes and stays like that of the hot one."""
+    size_bytes = config.warm.size_bytes
+    if not size_bytes:
+        shm.discard(config.state, shm.WARM)  # what an earlier daemon, with another size, left
+        yield None
+        return
+    with _kept(shm.prepare(config.state, size_bytes, "never", name=shm.WARM)) as room:
+        warm = WarmTier(room.path, min(size_bytes, room.size_bytes))
+        try:
+            yield warm
+        finally:
+            warm.close()
+
+
+@contextmanager
+def _kept(room: shm.Room) -> Iterator[shm.Room]:
     try:
         yield room
     except BaseException as error:
@@ -201,7 +226,8 @@ class Daemon:
         self.catalog = catalog
         self.devices = devices
         self.channel = channels.choose(config.mount.channel)
-        self.mover = Mover(catalog, mover_limits(config))
+        self.coding = Coding(coding_settings(config))
+        self.mover = Mover(catalog, mover_limits(config), self.coding)
         self.store = Store(catalog, self.mover, block_bytes_max=config.limits.block_bytes_max)
         self.deadlines = Deadlines(
             catalog,
@@ -242,6 +268,7 @@ class Daemon:
         self.config = config
         self.catalog.default_ttl_ns = config.defaults.ttl_ns or 0
         self.mover.limits = mover_limits(config)
+        self.coding.settings = coding_settings(config)
         self.store.content.block_bytes_max = config.limits.block_bytes_max
         self.attributes.bytes_max = config.limits.attributes_bytes_max
         trouble_is_error = config.defaults.on_trouble == "error"
@@ -288,6 +315,22 @@ class Daemon:
             device.close()
 
 
+def coding_settings(config: Config) -> CodingSettings:
+    """What the codec is asked for. Raises ConfigError where keys cannot be had."""
+    codec = config.codec
+    ring = None
+    if codec.key_file is not None:
+        ring = keys.from_file(codec.key_file)
+    elif codec.keyring is not None:
+        ring = keys.from_keyring(codec.keyring)
+    return CodingSettings(
+        compress=codec.compress == "auto",
+        level=codec.level,
+        gain_ratio=codec.gain_ratio,
+        keys=ring,
+    )
+
+
 def mover_limits(config: Config) -> MoverLimits:
     """What the mover needs of the configuration."""
     return MoverLimits(
@@ -300,7 +343,11 @@ def mover_limits(config: Config) -> MoverLimits:
 
 
 async def _assemble(
-    config: Config, room: shm.HotRoom, services: trio.Nursery, session: Session | None
+    config: Config,
+    room: shm.Room,
+    warm: WarmTier | None,
+    services: trio.Nursery,
+    session: Session | None,
 ) -> Daemon:
     hot = HotTier(
         room.path,
@@ -337,13 +384,13 @@ async def _assemble(
             cold_devices, describe=describe, describe_directory=describe_directory
         )
         found = await cold.recover()
-    catalog = Catalog(clock, hot, cold, events, Counters())
+    catalog = Catalog(clock, hot, cold, events, Counters(), warm)
     catalog.default_ttl_ns = config.defaults.ttl_ns or 0
     daemon = Daemon(config, catalog, devices, session)
     report = recover(catalog, found, _keep_open(catalog, session))
     log.info(
-        "found %d blocks (%d hot, %d cold) and %d directories; %d unsealed were dropped",
-        report.blocks, report.hot, report.cold, report.directories, report.unsealed,
+        "found %d blocks (%d hot, %d warm, %d cold) and %d directories; %d unsealed were dropped",
+        report.blocks, report.hot, report.warm, report.cold, report.directories, report.unsealed,
     )  # fmt: skip
     _prepare_root(catalog, config)
     if cold is not None:

@@ -82,6 +82,13 @@ class Statistics:
                 "huge_pages": catalog.hot.huge,
             }
         }
+        if catalog.warm is not None:
+            tiers["warm"] = {
+                "capacity_bytes": catalog.warm.capacity_bytes,
+                "used_bytes": catalog.warm.used_bytes,
+                "content_bytes": catalog.warm_content_bytes,
+                "blocks": len(catalog.warm_order),
+            }
         if catalog.cold is not None:
             devices = [self._device(device) for device in catalog.cold.statistics()]
             tiers["cold"] = {

@@ -10,6 +10,7 @@ from ._common import Entry, Mount, read_story, walk
 # Counter and label of each rate; those in bytes are shown as sizes.
 RATES = (
     ("hits_hot", "hits hot"),
+    ("hits_warm", "hits warm"),
     ("hits_cold", "hits cold"),
     ("misses", "misses"),
     ("opens", "opens"),

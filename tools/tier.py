@@ -18,14 +18,14 @@ from ._common import (
 )
 from ._output import Table, escape, print_json, progress
 
-PLACEMENTS = ("auto", "hot", "cold")
+PLACEMENTS = ("auto", "hot", "warm", "cold")
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = add_command(
         subparsers, "tier", "move blocks to a tier and keep them there, or show where they are", run
     )
-    parser.usage = "ctx tier [-h] [--mount PATH] [--json] [auto|hot|cold] KEY..."
+    parser.usage = "ctx tier [-h] [--mount PATH] [--json] [auto|hot|warm|cold] KEY..."
     add_keys(parser)
     return parser
 

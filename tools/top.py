@@ -181,7 +181,7 @@ def heading(view: View) -> str:
 def rate_table(view: View) -> Table:
     """Rates, several side by side: a terminal is wider than it is high."""
     now = view["rates"]
-    hits = now["hits_hot_per_s"] + now["hits_cold_per_s"]
+    hits = sum(now[f"hits_{tier}_per_s"] for tier in ("hot", "warm", "cold"))
     cells = [("hit ratio", percent(hits, hits + now["misses_per_s"]))]
     for name, label in RATES:
         value = now[f"{name}_per_s"]

@@ -1,4 +1,4 @@
-"""The hot tier's room: a private directory in memory that outlives the daemon.
+"""The room of a tier in memory: a private directory there that outlives the daemon.
 
 Where we may mount, it is a tmpfs of our own, with huge pages and a size; elsewhere a directory in
 a tmpfs that is there. Nothing is removed when the process dies: the next one finds the same room,
@@ -17,7 +17,8 @@ from pathlib import Path
 from ctxfs.device import mounts
 from ctxfs.errors import ConfigError, DeviceBusy, unusable
 
-SOURCE = "ctxfs-hot"  # what mountinfo shows as the device: so we know our own
+SOURCE = "ctxfs-{}"  # what mountinfo shows as the device: so we know our own
+HOT, WARM = "hot", "warm"  # names of rooms
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 SHARED_MEMORY = Path("/dev/shm")
 _INODES_SPARE = 1 << 16  # beside one for each page of data: empty blocks, directories, the journal
@@ -25,7 +26,7 @@ _PAGE = 4096
 
 
 @dataclass(slots=True)
-class HotRoom:
+class Room:
     """A directory, mode 0700, that is ours alone while `dirfd` is open."""
 
     path: Path
@@ -56,8 +57,8 @@ class HotRoom:
         self.path.rmdir()
 
 
-def prepare(state: Path, size_bytes: int, huge: str = "within_size") -> HotRoom:
-    """The hot room of the daemon whose state directory is `state`, which must exist.
+def prepare(state: Path, size_bytes: int, huge: str = "within_size", *, name: str = HOT) -> Room:
+    """The room of this name of the daemon whose state directory is `state`, which must exist.
 
     `huge` is tmpfs's option of that name: never, always, within_size, advise. Raises ConfigError
     if there is no place for `size_bytes`, or somebody else's directory is in the way; NoRoom if
@@ -66,14 +67,30 @@ def prepare(state: Path, size_bytes: int, huge: str = "within_size") -> HotRoom:
     state = state.resolve()
     if not state.is_dir():
         raise ConfigError(f"{state}: the state directory does not exist")
-    room = _mounted_room(state / "hot", size_bytes, huge) if os.geteuid() == 0 else None
-    return room or _plain_room(state, size_bytes)
+    room = _mounted_room(state / name, size_bytes, huge) if os.geteuid() == 0 else None
+    return room or _plain_room(state, size_bytes, name)
 
 
-def _mounted_room(path: Path, size_bytes: int, huge: str) -> HotRoom | None:
-    """A tmpfs of our own, or None where even root may not mount."""
+def discard(state: Path, name: str) -> None:
+    """Remove the room of this name, if an earlier daemon left one. Harmless where none is."""
+    path = state.resolve() / name
     there = mounts.mount_at(path)
-    if there and (there.kind != "tmpfs" or there.source != SOURCE):
+    if there is not None and there.kind == "tmpfs" and there.source == SOURCE.format(name):
+        mounts.unmount(path, lazily=True)
+        path.rmdir()
+    try:
+        plain = plain_place(state.resolve(), 0, name)
+    except ConfigError:
+        return
+    if plain.is_dir() and plain.stat().st_uid == os.geteuid():
+        shutil.rmtree(plain, ignore_errors=True)
+
+
+def _mounted_room(path: Path, size_bytes: int, huge: str) -> Room | None:
+    """A tmpfs of our own, or None where even root may not mount."""
+    source = SOURCE.format(path.name)
+    there = mounts.mount_at(path)
+    if there and (there.kind != "tmpfs" or there.source != source):
         raise ConfigError(f"{path}: a {there.kind} ({there.source}) is mounted there")
     made = not there and _make_private(path)
     # The lock comes before the change of size: the room may be another daemon's.
@@ -91,7 +108,7 @@ def _mounted_room(path: Path, size_bytes: int, huge: str) -> HotRoom | None:
     if not there:
         dirfd = _open_private(path)
     usage = os.fstatvfs(dirfd)
-    return HotRoom(
+    return Room(
         path=path,
         dirfd=dirfd,
         mounted=True,
@@ -105,8 +122,9 @@ def _mount(path: Path, size_bytes: int, huge: str, *, remount: bool) -> bool:
     """Mount or change the tmpfs with the best options the kernel takes; whether pages are huge.
 
     A tmpfs that holds more than `size_bytes` keeps its size, and its reader sees that in
-    `HotRoom.size_bytes`.
+    `Room.size_bytes`.
     """
+    source = SOURCE.format(path.name)
     inodes = size_bytes // _PAGE + _INODES_SPARE
     limits = [f"mode=0700,size={size_bytes},nr_inodes={inodes}"]
     if remount:
@@ -117,7 +135,7 @@ def _mount(path: Path, size_bytes: int, huge: str, *, remount: bool) -> bool:
             # Whether it may be swapped out (Linux 6.4) cannot be changed later: both are tried.
             for swap in (",noswap", ""):
                 try:
-                    mounts.mount_tmpfs(path, SOURCE, limit + pages + swap, remount=remount)
+                    mounts.mount_tmpfs(path, source, limit + pages + swap, remount=remount)
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         raise
@@ -134,11 +152,11 @@ def _huge_denied() -> bool:
         return True
 
 
-def _plain_room(state: Path, size_bytes: int) -> HotRoom:
+def _plain_room(state: Path, size_bytes: int, name: str) -> Room:
     """A directory in a tmpfs that is there; nothing but our own counting limits its size."""
-    path = plain_place(state, size_bytes)
+    path = plain_place(state, size_bytes, name)
     made = _make_private(path)
-    return HotRoom(
+    return Room(
         path=path,
         dirfd=_open_private(path),
         mounted=False,
@@ -148,25 +166,26 @@ def _plain_room(state: Path, size_bytes: int) -> HotRoom:
     )
 
 
-def plain_place(state: Path, size_bytes: int) -> Path:
+def plain_place(state: Path, size_bytes: int, name: str = HOT) -> Path:
     """Where the room is that is no tmpfs of its own. Nothing is made; `state` must exist.
 
     Raises ConfigError where there is no tmpfs, or none that can hold `size_bytes`.
     """
     if mounts.is_tmpfs(state):
-        path = state / "hot"
+        path = state / name
     else:
         # A hash that every process computes alike, so that the next life finds it.
         digest = hashlib.blake2b(os.fsencode(state), digest_size=8).hexdigest()
-        path = SHARED_MEMORY / f"ctxfs-{os.geteuid()}-{digest}"
+        ending = "" if name == HOT else f"-{name}"
+        path = SHARED_MEMORY / f"ctxfs-{os.geteuid()}-{digest}{ending}"
         if not path.parent.is_dir() or not mounts.is_tmpfs(path.parent):
             raise ConfigError(
-                f"no tmpfs for the hot tier: {path.parent} is none, and we may not mount one"
+                f"no tmpfs for the {name} tier: {path.parent} is none, and we may not mount one"
             )
     usage = os.statvfs(path.parent)
     if (capacity := usage.f_blocks * usage.f_frsize) and capacity < size_bytes:
         raise ConfigError(
-            f"the hot tier is to hold {size_bytes} bytes, {path.parent} holds {capacity}: "
+            f"the {name} tier is to hold {size_bytes} bytes, {path.parent} holds {capacity}: "
             f"make the one smaller or the other larger (a container's --shm-size)"
         )
     return path

@@ -12,6 +12,7 @@ SEGMENTS_OFFSET: Final = 1 << 20  # of the first segment; superblocks and room l
 
 SEGMENT_BYTES_MIN: Final = 1 << 20
 SEGMENT_BYTES_MAX: Final = 64 << 20
+SEGMENT_COUNT_MAX: Final = 1 << 22  # 256 TiB; what a part has bits for
 SEGMENT_COUNT_MIN: Final = 8  # reserve, the open segment, and something to hold blocks
 SEGMENT_COUNT_AIM: Final = 32  # below this, reclaiming copies too much
 
@@ -56,7 +57,7 @@ class Geometry:
         return (
             16 * ALIGN_BYTES <= self.segment_bytes <= SEGMENT_BYTES_MAX
             and self.segment_bytes & (self.segment_bytes - 1) == 0
-            and self.segment_count >= 1
+            and 1 <= self.segment_count <= SEGMENT_COUNT_MAX
             and self.segment_offset(self.segment_count) <= self.size_bytes
         )
 
@@ -73,7 +74,7 @@ def choose_geometry(size_bytes: int, segment_bytes: int | None = None) -> Geomet
             segment_bytes < SEGMENT_BYTES_MAX and usable // (2 * segment_bytes) >= SEGMENT_COUNT_AIM
         ):
             segment_bytes *= 2
-    geometry = Geometry(size_bytes, segment_bytes, usable // segment_bytes)
+    geometry = Geometry(size_bytes, segment_bytes, min(usable // segment_bytes, SEGMENT_COUNT_MAX))
     if geometry.segment_count < SEGMENT_COUNT_MIN:
         least = (SEGMENTS_OFFSET + SEGMENT_COUNT_MIN * segment_bytes) >> 20
         raise ConfigError(f"a cold device needs at least {least} MiB, this has {size_bytes} bytes")

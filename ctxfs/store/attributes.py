@@ -15,6 +15,7 @@ from ctxfs.core.key import split_key
 from ctxfs.core.meta import PIN_FOREVER, PIN_NONE, Placement
 from ctxfs.core.times import NEVER
 from ctxfs.errors import BadValue, BlockNotFound, CtxfsError, NoAttribute, NotPermitted, TierFull
+from ctxfs.store.coding import method_name
 from ctxfs.store.events import utc_text
 from ctxfs.store.store import Store
 from ctxfs.units import parse_duration_ns
@@ -51,7 +52,7 @@ class Attributes:
             xattrs.STATE: lambda block: block.state.name.lower(),
             xattrs.GENERATION: lambda block: str(block.generation),
             xattrs.STORED: lambda block: str(self.stored_bytes(block)),
-            xattrs.CODEC: lambda block: "raw",
+            xattrs.CODEC: self._codec,
             xattrs.HITS: lambda block: str(block.hits),
             xattrs.IDLE: lambda block: f"{self._idle_s(block):.3f}",
             xattrs.CREATED: lambda block: utc_text(block.created_ns),
@@ -179,11 +180,26 @@ class Attributes:
 
     def stored_bytes(self, block: Block) -> int:
         """Physical bytes of all local copies."""
-        return max(block.hot_bytes, 0) + self._catalog.cold_bytes(block)
+        catalog = self._catalog
+        below = catalog.warm_bytes(block) + catalog.cold_bytes(block)
+        return max(block.hot_bytes, 0) + below
 
     def _copies(self, block: Block) -> list[str]:
-        copies = ["hot"] if block.is_hot else []
-        return [*copies, "cold"] if self._catalog.is_cold(block) else copies
+        catalog = self._catalog
+        there = {
+            "hot": block.is_hot,
+            "warm": catalog.is_warm(block),
+            "cold": catalog.is_cold(block),
+        }
+        return [tier for tier, is_there in there.items() if is_there]
+
+    def _codec(self, block: Block) -> str:
+        """How the copy in the slowest tier is stored."""
+        catalog = self._catalog
+        if catalog.cold is not None and catalog.is_cold(block):
+            return method_name(catalog.cold.method(block.generation))
+        copy = catalog.warm.copy(block.generation) if catalog.warm is not None else None
+        return method_name(copy.method if copy is not None else 0)
 
     def _tier(self, block: Block) -> str | None:
         copies = self._copies(block)
@@ -226,7 +242,7 @@ class Attributes:
             "parent": os.fsdecode(block.extras.parent) if block.extras else "",
             "dtype": os.fsdecode(block.extras.dtype) if block.extras else "",
             "digest": self._digest(block),
-            "codec": "raw",
+            "codec": self._codec(block),
             "hits": block.hits,
             "idle_s": round(self._idle_s(block), 3),
             "created": utc_text(block.created_ns),
@@ -267,7 +283,8 @@ class Attributes:
     async def _set_tier(self, block: Block, text: str) -> None:
         catalog = self._catalog
         wanted = {p.name.lower(): p for p in Placement}.get(text)
-        local = ["auto", "hot"] + (["cold"] if catalog.cold is not None else [])
+        below = {"warm": catalog.warm, "cold": catalog.cold}
+        local = ["auto", "hot", *(name for name, tier in below.items() if tier is not None)]
         if wanted is None or text not in local:
             raise BadValue(f"user.ctx.tier takes {', '.join(local)} here, not {text!r}")
         if wanted is not block.placement:
@@ -280,6 +297,8 @@ class Attributes:
             return  # its writer has it mapped: carried out as well when it is sealed
         if wanted is Placement.HOT:
             await self._store.promote(block)
+        elif wanted is Placement.WARM:
+            await self._store.mover.move_to_warm(block)
         elif wanted is Placement.COLD:
             await self._store.mover.demote(block)
 

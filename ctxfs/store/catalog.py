@@ -33,6 +33,7 @@ from ctxfs.store.counters import Counters
 from ctxfs.store.events import Events
 from ctxfs.tiers.cold import ColdTier
 from ctxfs.tiers.hot import HotTier
+from ctxfs.tiers.warm import WarmTier
 
 FIRST_GENERATION = 1024  # inode numbers below are the daemon's own
 FRESH_MAX = 4096  # sealed blocks whose writer may still go on with them
@@ -56,14 +57,18 @@ class Catalog:
         cold: ColdTier | None,
         events: Events,
         counters: Counters,
+        warm: WarmTier | None = None,
     ) -> None:
         self.clock = clock
         self.hot = hot
+        self.warm = warm
         self.cold = cold
         self.events = events
         self.counters = counters
         self.names = Namespace()
         self.hot_order = Lru()
+        self.warm_order = Lru()
+        self.warm_content_bytes = 0  # what the blocks in the warm tier are, inflated
         self.cold_order = Lru()
         self.expiry = ExpiryQueue()
         self.expiry_changed: Callable[[], None] = lambda: None
@@ -85,8 +90,8 @@ class Catalog:
         # it was then, under a generation of its own (a *shadow*), until the sealed block is there.
         self.shadows: dict[int, BlockMeta] = {}  # generation of the block → its shadow
         self._shadow_metas: dict[int, BlockMeta] = {}  # generation of the shadow → the same
-        # Invariant: sealed blocks with a hot copy are in hot_order, those the cold tier holds are
-        # in cold_order; writing and gone blocks are in neither.
+        # Invariant: sealed blocks with a hot copy are in hot_order, those with a warm one in
+        # warm_order, those the cold tier holds in cold_order; writing and gone blocks are in neither.
 
     # -- numbers
 
@@ -178,7 +183,7 @@ class Catalog:
                 if node.stamp and not node.removed:
                     yield MakeDirectory(node.meta(self.names.key_of(node)))
             elif node.state is State.SEALED:
-                if node.is_hot:
+                if node.is_hot or self.is_warm(node):
                     yield Put(node.meta(self.names.key_of(node), now))
             elif self.keeps_transients:
                 yield self._transient(node)
@@ -192,6 +197,31 @@ class Catalog:
     def is_cold(self, block: Block) -> bool:
         """Whether the cold tier holds a copy."""
         return self.cold is not None and self.cold.holds(block.generation)
+
+    def is_warm(self, block: Block) -> bool:
+        """Whether the warm tier holds a copy."""
+        return self.warm is not None and block.generation in self.warm
+
+    def warm_bytes(self, block: Block) -> int:
+        """Physical bytes of the warm copy; 0 if there is none."""
+        copy = self.warm.copy(block.generation) if self.warm is not None else None
+        return copy.physical_bytes if copy is not None else 0
+
+    def arrived_warm(self, block: Block) -> None:
+        """The warm tier holds a copy from now on."""
+        self.attributes_changed(block.generation)
+        if block not in self.warm_order:
+            self.warm_content_bytes += block.size
+        self.warm_order.add(block)
+
+    def drop_warm(self, block: Block) -> None:
+        """Remove the warm copy; harmless if there is none."""
+        if self.warm is not None and block.generation in self.warm:
+            self.attributes_changed(block.generation)
+            self.warm.drop(block.generation)
+            if block in self.warm_order:
+                self.warm_content_bytes -= block.size
+                self.warm_order.remove(block)
 
     def set_shadow(self, block: Block, shadow: BlockMeta) -> None:
         """The cold tier holds the content of an unsealed block as it is now, for fsync."""
@@ -248,6 +278,7 @@ class Catalog:
         # Written down before the file goes: who dies in between has lost nothing.
         self._record_gone(block)
         self.drop_hot(block)
+        self.drop_warm(block)
         self.cold_order.remove(block)
         self.fresh.pop(block.generation, None)
         self.drop_shadow(block)
@@ -348,6 +379,7 @@ class Catalog:
         block.writing = writing
         self.writing_count += 1
         self.hot_order.remove(block)
+        self.drop_warm(block)
         self.fresh.pop(block.generation, None)
         block.digest = b""
         block.stamp = self.new_stamp()

@@ -11,6 +11,7 @@ class Counters:
     opens_lent: int = 0  # of these: served by the kernel from the hot file itself
     writers_lent: int = 0  # of these: open for writing
     hits_hot: int = 0
+    hits_warm: int = 0
     hits_cold: int = 0
     misses: int = 0
     creates: int = 0
@@ -22,6 +23,8 @@ class Counters:
     promoted: int = 0
     promoted_bytes: int = 0
     recycled: int = 0  # of the promoted: read into the memory of a block that left
+    warmed: int = 0  # compressed into the warm tier
+    warmed_bytes: int = 0  # of content
     demoted: int = 0
     demoted_bytes: int = 0
     evicted: int = 0

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Container, Iterator
 from dataclasses import dataclass, field
@@ -25,9 +26,14 @@ from ctxfs.errors import (
     CtxfsError,
     DeadlineExceeded,
     DeviceError,
+    NewerStream,
     TierFull,
+    TierTrouble,
+    UnknownKey,
 )
 from ctxfs.store.catalog import Catalog
+from ctxfs.store.coding import Coding
+from ctxfs.store.warming import Warming
 from ctxfs.tiers.hot import HotFile, physical_ceiling
 
 log = logging.getLogger(__name__)
@@ -39,6 +45,7 @@ COLD_ROOM_TRIES = 8
 ORPHANS_POLL_S = 0.05  # how often files that are gone, and mapped, are looked at for room
 TEMPORARY_GRACE_S = 2.0
 ANONYMOUS = -1  # a mapping of no file
+COPY_IS_GOOD = (UnknownKey, NewerStream)  # it cannot be read here and now, and stays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +70,26 @@ class _Flight:
 class Mover:
     """The only one who holds two tiers."""
 
-    def __init__(self, catalog: Catalog, limits: MoverLimits) -> None:
+    def __init__(
+        self, catalog: Catalog, limits: MoverLimits, coding: Coding | None = None
+    ) -> None:
         self._catalog = catalog
         self.limits = limits
+        self.coding = coding or Coding()
         self._hot = catalog.hot
         self._cold = catalog.cold
+        self._warming = (
+            Warming(
+                catalog,
+                catalog.warm,
+                self.coding,
+                write_cold=self._save_warm,
+                may_leave=self._may_leave_warm,
+                evict=self.evict,
+            )
+            if catalog.warm is not None
+            else None
+        )
         self._turn = trio.StrictFIFOLock()  # one at a time makes room, in order of asking
         self._changed = trio.Event()
         self._is_awaited = False
@@ -227,7 +249,13 @@ class Mover:
         """Whether a hot block may go once nobody has it open."""
         if block.placement is Placement.HOT or block.generation in self._waiting:
             return False
-        return self._cold is not None or self.may_evict(block, now_ns)
+        if self._cold is not None or self._catalog.is_warm(block):
+            return True
+        return self.may_evict(block, now_ns)
+
+    def _is_below(self, block: Block) -> bool:
+        """Whether a lower tier holds a copy, so that the hot one may go at once."""
+        return self._catalog.is_warm(block) or self._catalog.is_cold(block)
 
     def _victims(self, need_bytes: int, *, strict: bool, but: Container[int] = ()) -> list[Block]:
         now = self._catalog.clock()
@@ -238,7 +266,7 @@ class Mover:
                 return False
             if block.state is not State.SEALED or block.placement is Placement.HOT:
                 return False
-            if self._catalog.is_cold(block):
+            if self._is_below(block):
                 return True
             young = now.boot_ns - block.used_ns < self.limits.temporary_wait_ns
             if strict and young and is_temporary(block.name):
@@ -261,7 +289,7 @@ class Mover:
 
         async with trio.open_nursery() as nursery:
             for block in victims:
-                if self._catalog.is_cold(block) or self._cold is None:
+                if self._warming is None and (self._cold is None or self._is_below(block)):
                     freed |= await self._leave_hot(block)
                 else:
                     nursery.start_soon(leave, block)
@@ -271,6 +299,10 @@ class Mover:
     async def _leave_hot(self, block: Block) -> bool:
         if block.state is not State.SEALED or block.opens or not block.is_hot:
             return block.is_gone
+        if await self._warm_up(block):
+            return True
+        if block.is_gone or not block.is_hot or block.opens:
+            return block.is_gone or not block.is_hot
         if self._catalog.is_cold(block):
             self._catalog.drop_hot(block, spare=True)
             self._catalog.tell("moved", block, **{"from": "hot", "to": "cold"})
@@ -289,6 +321,79 @@ class Mover:
             return False
         self.evict(block)
         return True
+
+    async def _warm_up(self, block: Block) -> bool:
+        """Leave the hot tier for the warm one, if that is better than the cold one."""
+        warming = self._warming
+        if warming is None:
+            return False
+        if not self._catalog.is_warm(block):
+            if block.generation in self._moving or not warming.wants(block):
+                return False
+            try:
+                if not await self.compress(block):
+                    return False
+            except BlockNotFound:
+                return True
+            except CtxfsError as error:
+                log.warning("cannot move %r to the warm tier: %s", block.name, error)
+                return False
+        if block.opens or not block.is_hot or block.is_gone:
+            return False
+        self._catalog.drop_hot(block, spare=True)
+        self._catalog.tell("moved", block, **{"from": "hot", "to": "warm"})
+        return True
+
+    async def compress(self, block: Block) -> bool:
+        """Make a warm copy of a hot block; False where that does not pay, or has no room.
+
+        Raises TierTrouble, BlockNotFound if the block went away meanwhile.
+        """
+        assert self._warming is not None
+        while block.generation in self._moving:
+            await self._next_change().wait()
+        if block.is_gone or not block.is_hot or self._catalog.is_warm(block):
+            return self._catalog.is_warm(block)
+        self._moving.add(block.generation)
+        try:
+            with self._hot_file(block) as file:
+                async with readable_span(file) as (_, view):
+                    done = await self._warming.admit(block, view)
+        finally:
+            self._moving.discard(block.generation)
+            self.lease_ended()
+        if done:
+            self._catalog.counters.warmed += 1
+            self._catalog.counters.warmed_bytes += block.size
+        return done
+
+    async def move_to_warm(self, block: Block) -> None:
+        """Keep a block in the warm tier alone, but for a cold copy it has. Raises TierFull where
+        compressing it does not pay, or there is no room; and what `ensure_hot` and `compress` do.
+        """
+        if not self._catalog.is_warm(block):
+            block.opens += 1
+            try:
+                await self.ensure_hot(block)
+                if not await self.compress(block):
+                    raise TierFull("the warm tier takes no copy: no room, or no gain")
+            finally:
+                block.opens -= 1
+                self.lease_ended()
+        if not block.opens and block.is_hot:
+            self._catalog.drop_hot(block, spare=True)
+
+    def _may_leave_warm(self, block: Block) -> bool:
+        if block.opens or block.generation in self._moving or block.state is not State.SEALED:
+            return False
+        demotes = self._cold is not None and self._cold.takes_blocks
+        return demotes or self.may_evict(block, self._catalog.clock().boot_ns)
+
+    async def _save_warm(self, block: Block) -> None:
+        """Write a block that only the warm tier holds to the cold one. Raises as `demote`."""
+        if self._cold is None:
+            raise TierFull("there is no cold tier")
+        await self.demote(block, keep_hot=True)
 
     async def wait_landed(self) -> None:
         """Return when what is on its way to the cold tier now has arrived."""
@@ -320,15 +425,25 @@ class Mover:
             finally:
                 self._moving.discard(block.generation)
                 self.lease_ended()
-        if not keep_hot and not block.opens and block.is_hot:
+        if keep_hot:
+            return
+        if not block.opens:
             self._catalog.drop_hot(block, spare=True)
+        self._catalog.drop_warm(block)
 
     async def _write_cold(self, block: Block) -> None:
         assert self._cold is not None
         meta = block.meta(self._catalog.names.key_of(block), self._catalog.clock())
-        with self._hot_file(block) as file:
-            async with readable_span(file) as (span, _):
-                await self.put_cold(meta, span)
+        was_hot = block.is_hot
+        copy = self._catalog.warm.copy(block.generation) if self._catalog.warm else None
+        if copy is not None:
+            assert self._catalog.warm is not None
+            with self._catalog.warm.open(block.generation) as stored:
+                await self._put_cold(meta, stored.span(), copy.method)
+        else:
+            with self._hot_file(block) as file:
+                async with readable_span(file) as (span, view):
+                    await self.put_cold(meta, span, view)
         if block.is_gone:
             self._cold.drop(block.generation, self._catalog.new_stamp())
             raise BlockNotFound("it went away while it was moved")
@@ -341,7 +456,7 @@ class Mover:
         self._catalog.fresh.pop(block.generation, None)
         self._catalog.counters.demoted += 1
         self._catalog.counters.demoted_bytes += block.size
-        self._catalog.tell("moved", block, **{"from": "hot", "to": "cold"})
+        self._catalog.tell("moved", block, **{"from": "hot" if was_hot else "warm", "to": "cold"})
 
     @contextlib.contextmanager
     def _hot_file(self, block: Block) -> Iterator[HotFile]:
@@ -361,20 +476,29 @@ class Mover:
         self._catalog.counters.trouble += 1
         self._catalog.tell("trouble", block, tier="hot")
         log.error("the hot file of %r is gone", block.name)
-        if self._catalog.is_cold(block):
+        if self._is_below(block):
             self._catalog.drop_hot(block)
         else:
             self._catalog.drop(block)
 
-    async def put_cold(self, meta: BlockMeta, span: Span) -> None:
-        """Write to the cold tier, evicting from it what may go. Raises TierFull, DeviceError."""
+    async def put_cold(self, meta: BlockMeta, span: Span, view: memoryview) -> None:
+        """Write content to the cold tier, encoded if that pays or is asked for; `span` is `view`
+        in whole pages. Evicts from it what may go. Raises TierFull, DeviceError, UnknownKey.
+        """
+        async with self.coding.encoded(view, meta.dtype, meta.generation) as made:
+            if made is None:
+                await self._put_cold(meta, span, 0)
+            else:
+                await self._put_cold(meta, made.span, made.method)
+
+    async def _put_cold(self, meta: BlockMeta, span: Span, method: int) -> None:
         assert self._cold is not None
         for _ in range(COLD_ROOM_TRIES):
             try:
-                await self._cold.put(meta, span)
+                await self._cold.put(meta, span, method=method)
                 return
             except TierFull:
-                if not self._evict_cold(meta.generation, physical_ceiling(meta.size) + 8192):
+                if not self._evict_cold(meta.generation, span.length + 8192):
                     raise
         raise TierFull("the cold tier is full")
 
@@ -440,7 +564,7 @@ class Mover:
         """
         if block.is_hot:
             return
-        if not self._catalog.is_cold(block):
+        if not self._is_below(block):
             raise BlockNotFound("no tier holds it")
         flight = self._flights.get(block.generation)
         if flight is None:
@@ -470,12 +594,11 @@ class Mover:
             self.lease_ended()
 
     async def _promote(self, block: Block) -> None:
-        assert self._cold is not None
         file = await self._arriving_file(block)
         try:
-            await self._cold.get(block.generation, file.span())
-            if await content_digest(file) != block.digest:
-                raise CopyCorrupt("the cold copy does not match its digest")
+            source = "warm" if await self._inflate(block, file) else "cold"
+            if source == "cold":
+                await self._fetch_cold(block, file)
             if block.is_gone:
                 raise BlockNotFound("it went away while it was promoted")
             self._hot.arrived(file)
@@ -484,14 +607,56 @@ class Mover:
             self._catalog.attributes_changed(block.generation)
         except BaseException as error:
             self._hot.remove(block.generation, file.physical_bytes)
-            if isinstance(error, DeviceError):
+            if isinstance(error, DeviceError) and not isinstance(error, COPY_IS_GOOD):
                 self._copy_failed(block, error)
             raise
         finally:
             self.release_file(file)
         self._catalog.counters.promoted += 1
         self._catalog.counters.promoted_bytes += block.size
-        self._catalog.tell("moved", block, **{"from": "cold", "to": "hot"})
+        self._catalog.tell("moved", block, **{"from": source, "to": "hot"})
+
+    async def _inflate(self, block: Block, file: HotFile) -> bool:
+        """Fill a hot file from the warm copy; False where there is none, or none that is good."""
+        if self._warming is None or not self._catalog.is_warm(block):
+            return False
+        try:
+            await self._warming.fetch(block, file.mapping().view)
+            if await content_digest(file) == block.digest:
+                return True
+            error: CtxfsError = CopyCorrupt("the warm copy does not match its digest")
+        except COPY_IS_GOOD:
+            raise
+        except CtxfsError as failed:
+            error = failed
+        if block.is_gone:
+            raise BlockNotFound("it went away while it was promoted")
+        self._tell_bad_copy(block, "warm", error)
+        self._catalog.drop_warm(block)
+        if not self._catalog.is_cold(block):
+            self._catalog.drop(block)
+            raise error
+        return False
+
+    async def _fetch_cold(self, block: Block, file: HotFile) -> None:
+        """Fill a hot file from the cold copy. Raises DeviceError, UnknownKey, BlockNotFound."""
+        began = time.perf_counter()
+        await self._read_cold(block, file.span(), file.mapping().view)
+        if self._warming is not None:
+            self._warming.worth.read_cold(block.size, time.perf_counter() - began)
+        if await content_digest(file) != block.digest:
+            raise CopyCorrupt("the cold copy does not match its digest")
+
+    async def _read_cold(self, block: Block, span: Span, view: memoryview) -> None:
+        """Read the cold copy into memory: `span` is `view` in whole pages."""
+        assert self._cold is not None
+        length = self._cold.encoded_bytes(block.generation)
+        if not length:
+            await self._cold.get(block.generation, span)
+            return
+        with Mapping(ANONYMOUS, length) as stored:
+            await self._cold.get(block.generation, stored.span())
+            await self.coding.decode(stored.view, view, block.generation)
 
     async def _arriving_file(self, block: Block) -> HotFile:
         """Return a file of the block's size with all its pages, to be overwritten whole."""
@@ -531,6 +696,8 @@ class Mover:
                     good = await content_digest(file) == block.digest
                 if not good:
                     bad.append("hot")
+            if self._catalog.is_warm(block) and not await self._verify_warm(block):
+                bad.append("warm")
             if self._catalog.is_cold(block) and not await self._verify_cold(block):
                 bad.append("cold")
         finally:
@@ -540,30 +707,52 @@ class Mover:
         for tier in bad:
             self._catalog.counters.corrupt += 1
             self._catalog.tell("corrupt", block, tier=tier)
-        if bad == ["hot"] and self._catalog.is_cold(block):
+        if bad == ["warm"] and (block.is_hot or self._catalog.is_cold(block)):
+            self._catalog.drop_warm(block)
+        elif "cold" not in bad and self._catalog.is_cold(block):
+            self._catalog.drop_hot(block)
+            self._catalog.drop_warm(block)
+        elif bad == ["hot"] and self._catalog.is_warm(block):
             self._catalog.drop_hot(block)
         else:  # a generation's cold copy cannot be taken back without the generation
             self._catalog.drop(block)
         raise CopyCorrupt(f"bad copy: {', '.join(bad)}")
 
     async def _verify_cold(self, block: Block) -> bool:
-        assert self._cold is not None
         with Mapping(ANONYMOUS, block.size) as mapping:
             try:
-                await self._cold.get(block.generation, mapping.span(0, block.size))
+                await self._read_cold(block, mapping.span(0, block.size), mapping.view)
+            except COPY_IS_GOOD:
+                raise
             except DeviceError as error:
                 log.error("the cold copy of %r cannot be read: %s", block.name, error)
                 return False
             result = await trio.to_thread.run_sync(digest, mapping.view)
         return result == block.digest
 
+    async def _verify_warm(self, block: Block) -> bool:
+        assert self._warming is not None
+        with Mapping(ANONYMOUS, block.size) as mapping:
+            try:
+                await self._warming.fetch(block, mapping.view)
+            except COPY_IS_GOOD:
+                raise
+            except (DeviceError, TierTrouble) as error:
+                log.error("the warm copy of %r cannot be read: %s", block.name, error)
+                return False
+            result = await trio.to_thread.run_sync(digest, mapping.view)
+        return result == block.digest
+
     def _copy_failed(self, block: Block, error: DeviceError) -> None:
         """A copy that cannot be read, or is not what was written, is dropped, never served."""
+        self._tell_bad_copy(block, "cold", error)
+        self._catalog.drop(block)
+
+    def _tell_bad_copy(self, block: Block, tier: str, error: CtxfsError) -> None:
         if isinstance(error, CopyCorrupt):
             self._catalog.counters.corrupt += 1
-            self._catalog.tell("corrupt", block, tier="cold")
-        log.error("the cold copy of %r is lost: %s", block.name, error)
-        self._catalog.drop(block)
+            self._catalog.tell("corrupt", block, tier=tier)
+        log.error("the %s copy of %r is lost: %s", tier, block.name, error)
 
 
 async def content_digest(file: HotFile) -> bytes:

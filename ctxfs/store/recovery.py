@@ -85,6 +85,7 @@ class RecoveryReport:
 
     blocks: int
     hot: int
+    warm: int
     cold: int
     directories: int
     unsealed: int
@@ -113,9 +114,14 @@ def recover(
     found_files = list(catalog.hot.scan())
     files = {found.generation: found for found in found_files if not found.is_gone}
     gone = {found.generation: found for found in found_files if found.is_gone}
-    _overlay_blocks(catalog, metas, journal, files)
+    warm = {generation for generation, _ in catalog.warm.scan()} if catalog.warm else set()
+    _overlay_blocks(catalog, metas, journal, files.keys() | warm)
     shadows = _take_shadows(catalog, metas, journal) if still_open is not None else {}
     unsealed = _add_blocks(catalog, metas, files)
+    for generation in warm:
+        block = catalog.names.by_inode.get(generation)
+        if catalog.warm is not None and not (isinstance(block, Block) and block in catalog.warm_order):
+            catalog.warm.drop(generation)
     if still_open is not None:
         transients = sorted(journal.transients.values(), key=lambda each: each.meta.stamp)
         for each in transients:
@@ -132,6 +138,7 @@ def recover(
     return RecoveryReport(
         blocks=catalog.block_count,
         hot=len(catalog.hot_order),
+        warm=len(catalog.warm_order),
         cold=len(catalog.cold_order),
         directories=catalog.names.directory_count,
         unsealed=unsealed + len(files),
@@ -181,7 +188,7 @@ def _overlay_blocks(
     catalog: Catalog,
     metas: dict[int, BlockMeta],
     journal: Journalled,
-    files: dict[int, FoundFile],
+    in_memory: Collection[int],
 ) -> None:
     """Merge the journal into what the cold tier knows."""
     for generation, stamp in journal.dropped.items():
@@ -189,8 +196,8 @@ def _overlay_blocks(
             catalog.cold.drop(generation, max(stamp, 1))
     for generation, meta in journal.blocks.items():
         known = metas.get(generation)
-        if known is None and generation not in files:
-            continue  # its hot copy is gone with the machine's memory
+        if known is None and generation not in in_memory:
+            continue  # its copy is gone with the machine's memory
         if known is None or known.stamp < meta.stamp:
             metas[generation] = meta
             if known is not None and catalog.cold is not None:
@@ -216,9 +223,11 @@ def _add_blocks(catalog: Catalog, metas: dict[int, BlockMeta], files: dict[int, 
             del files[block.generation]
             block.hot_bytes = found.physical_bytes
             catalog.hot_order.add(block)
+        if catalog.is_warm(block):
+            catalog.arrived_warm(block)
         if catalog.is_cold(block):
             catalog.cold_order.add(block)
-        elif not block.is_hot:
+        elif not block.is_hot and not catalog.is_warm(block):
             lost += 1
             catalog.drop(block)
     return lost

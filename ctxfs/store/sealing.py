@@ -130,6 +130,11 @@ class Sealing:
 
     async def _place(self, block: Block) -> None:
         """Carry out a placement, or an fsync, that was asked for before the block was sealed."""
+        if block.placement is Placement.WARM and self._catalog.warm is not None:
+            try:
+                await self._mover.move_to_warm(block)
+            except CtxfsError as error:
+                log.warning("cannot move %r to the warm tier: %s", block.name, error)
         moves = block.placement is Placement.COLD
         if self._cold is not None and (moves or block.generation in self._catalog.shadows):
             try:
@@ -255,5 +260,5 @@ class Sealing:
                     digest=content,
                     size=size,
                 )
-                await self._mover.put_cold(shadow, span)
+                await self._mover.put_cold(shadow, span, view)
         return shadow

@@ -263,6 +263,7 @@ class Store:
         block.opens += 1
         try:
             was_hot = block.is_hot
+            was_warm = self.catalog.is_warm(block)
             if block.is_gone and not block.opens > 1:
                 raise BlockNotFound(repr(block.name))
             if self._hot.is_crowded:
@@ -280,7 +281,7 @@ class Store:
             self.catalog.forget_if_unused(block)
             raise
         if owner != -1:
-            self._used(block, owner, was_hot=was_hot)
+            self._used(block, owner, was_hot=was_hot, was_warm=was_warm)
         return Handle(block, file, owner, writable=False)
 
     def open_hot(self, block: Block, owner: int) -> Handle | None:
@@ -295,13 +296,17 @@ class Store:
         self._used(block, owner, was_hot=True)
         return Handle(block, file, owner, writable=False)
 
-    def _used(self, block: Block, owner: int, *, was_hot: bool) -> None:
+    def _used(
+        self, block: Block, owner: int, *, was_hot: bool, was_warm: bool = False
+    ) -> None:
         now = self.catalog.clock()
         block.used_ns, block.atime_ns = now.boot_ns, now.wall_ns
         block.hits += 1
         self.catalog.counters.opens += 1
         if was_hot:
             self.catalog.counters.hits_hot += 1
+        elif was_warm:
+            self.catalog.counters.hits_warm += 1
         else:
             self.catalog.counters.hits_cold += 1
         self.catalog.hot_order.use(block)
@@ -428,9 +433,11 @@ class Store:
     def _let_go(self, block: Block) -> None:
         if (
             block.state is State.SEALED
-            and block.placement is Placement.COLD
             and block.is_hot
-            and self.catalog.is_cold(block)
+            and (
+                (block.placement is Placement.COLD and self.catalog.is_cold(block))
+                or (block.placement is Placement.WARM and self.catalog.is_warm(block))
+            )
         ):
             self.catalog.drop_hot(block)
 

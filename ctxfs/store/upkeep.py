@@ -164,6 +164,7 @@ class Upkeep:
 
         # The most recently used first: if time runs out, the least valuable are lost.
         blocks = list(self._catalog.hot_order.leaving())[::-1]
+        blocks += [b for b in self._catalog.warm_order.leaving() if not b.is_hot][::-1]
         for start in range(0, len(blocks), 1024):
             async with trio.open_nursery() as nursery:
                 for block in blocks[start : start + 1024]:

@@ -55,6 +55,7 @@ STATS: dict[str, Any] = {
     "counters": {
         "opens": 1000,
         "hits_hot": 600,
+        "hits_warm": 0,
         "hits_cold": 200,
         "misses": 200,
         "sealed": 50,
