@@ -133,6 +133,22 @@ class CopyCorrupt(DeviceError):
     """A copy's bytes do not match their checksum. It is dropped, never served."""
 
 
+class BadStream(CopyCorrupt):
+    """Encoded bytes that are no stream of the codec's, or whose checksum does not match."""
+
+
+class BadTag(CopyCorrupt):
+    """Encrypted bytes were changed, or belong to another block, or the key is another one."""
+
+
+class UnknownKey(DeviceError):
+    """A copy is encrypted with a key that we were not given. It is good once the key is back."""
+
+
+class NewerStream(DeviceError):
+    """A copy was encoded by a later version, which can still read it."""
+
+
 class ForeignSignature(ConfigError):
     """The device or file holds somebody else's data; `--format` overwrites it."""
 

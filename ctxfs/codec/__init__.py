@@ -1,1 +1,1 @@
-"""Pure functions over buffers: digest."""
+"""Pure functions over buffers: byte planes, compression, encryption, digest."""

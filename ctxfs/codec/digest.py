@@ -7,23 +7,19 @@ torn writes, not forgers. https://github.com/Cyan4973/xxHash
 from collections.abc import Iterable
 from typing import Final
 
-import xxhash
+from ctxfs.codec.offload import CPU, DIGEST_BYTES, Buffer, Offload
 
-DIGEST_BYTES: Final = 16
+__all__ = ["DIGEST_BYTES", "DIGEST_NAME", "EMPTY", "digest", "digest_of_pieces"]
+
 DIGEST_NAME: Final = "xxh3-128"
-EMPTY: Final[bytes] = xxhash.xxh3_128_digest(b"")
+EMPTY: Final[bytes] = CPU.digest(())
 
 
-def digest(content: memoryview | bytes) -> bytes:
+def digest(content: Buffer, offload: Offload = CPU) -> bytes:
     """Return the 16-byte XXH3-128 of `content`, big-endian. Lets other threads run meanwhile."""
-    result: bytes = xxhash.xxh3_128_digest(content)
-    return result
+    return offload.digest((content,))
 
 
-def digest_of_pieces(pieces: Iterable[memoryview | bytes]) -> bytes:
+def digest_of_pieces(pieces: Iterable[Buffer], offload: Offload = CPU) -> bytes:
     """Return the digest of a content that comes piece by piece."""
-    state = xxhash.xxh3_128()
-    for piece in pieces:
-        state.update(piece)
-    result: bytes = state.digest()
-    return result
+    return offload.digest(pieces)

@@ -1,0 +1,229 @@
+"""What fits a source: found out on a sample, with the dtype as a hint."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ctxfs.codec.header import (
+    CHUNK_BYTES_MAX,
+    CHUNK_BYTES_MIN,
+    CHUNK_UNIT,
+    ENTRY,
+    FIXED_BYTES,
+    Method,
+)
+from ctxfs.codec.offload import CPU, TAG_BYTES, ZSTD_LEVEL_MAX, Buffer, Compression, Effort, Offload
+from ctxfs.codec.planes import PLAIN, Layout, Scratch, split
+from ctxfs.errors import ConfigError
+
+WORTHWHILE_BYTES: Final = 16 << 10  # below, what is won does not fill a sector
+SAMPLE_PART: Final = 32  # one byte in so many
+SAMPLE_BYTES_MIN: Final = 32 << 10
+SAMPLE_BYTES_MAX: Final = 256 << 10
+PIECES: Final = 4
+RANKED_BYTES: Final = 32 << 10  # of the sample; entropies need less than a trial
+TIE: Final = 1.01  # entropies that differ by less are taken for equal
+PLANE_GAIN_MIN: Final = 0.03  # what wins less is stored, so that decoding it is a copy
+ENTROPY_PREFERRED: Final = 1.01  # `SEARCH` has to win more, since it takes twice the time
+
+_HALF = (Layout(2, True),)
+_NAMES: Final[dict[bytes, tuple[Layout, ...]]] = {
+    **dict.fromkeys((b"bf16", b"bfloat16", b"fp16", b"float16", b"half"), _HALF),
+    **dict.fromkeys((b"fp32", b"float32", b"float"), (Layout(4, True),)),
+    **dict.fromkeys((b"fp64", b"float64", b"double"), (Layout(8, True),)),
+    **dict.fromkeys((b"int16", b"uint16"), (Layout(2, False),)),
+    **dict.fromkeys((b"int32", b"uint32"), (Layout(4, False),)),
+    **dict.fromkeys((b"int64", b"uint64"), (Layout(8, False),)),
+    **dict.fromkeys((b"int8", b"uint8", b"int4", b"uint4", b"bool"), ()),
+}
+_ONE_BYTE: Final = (b"fp8", b"float8")
+_ANY: Final = (
+    Layout(2, True),
+    Layout(4, True),
+    Layout(2, False),
+    Layout(4, False),
+    Layout(8, False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSettings:
+    """`level` is zstd's. `gain_min`: what part of its bytes a block must lose to be worth it."""
+
+    level: int = 1
+    gain_min: float = 0.05
+    chunk_bytes: int = 512 << 10
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.level <= ZSTD_LEVEL_MAX:
+            raise ConfigError(f"a level is 1 to {ZSTD_LEVEL_MAX}")
+        if not 0 <= self.gain_min < 1:
+            raise ConfigError("a gain is at least 0 and less than 1")
+        if not CHUNK_BYTES_MIN <= self.chunk_bytes <= CHUNK_BYTES_MAX:
+            raise ConfigError(f"a chunk is {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX} bytes")
+        if self.chunk_bytes % CHUNK_UNIT:
+            raise ConfigError(f"a chunk is a multiple of {CHUNK_UNIT} bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How to encode. `ratio`, and `bytes_per_s` where there was a clock, as found on the sample."""
+
+    settings: CodecSettings
+    layout: Layout
+    phase: int
+    efforts: tuple[Effort, ...]  # of each plane, the lowest first
+    ratio: float
+    bytes_per_s: float | None = None
+
+    @property
+    def method(self) -> Method:
+        packs = any(effort is not Effort.RAW for effort in self.efforts)
+        return Method.ZSTD if packs else Method.STORED
+
+
+def encoded_length_max(raw_length: int, settings: CodecSettings) -> int:
+    """Bytes that a stream of so much content cannot exceed, encrypted or not."""
+    chunks = -(-raw_length // settings.chunk_bytes)
+    return FIXED_BYTES + raw_length + chunks * (ENTRY.size + TAG_BYTES)
+
+
+def stored_plan(settings: CodecSettings) -> Plan:
+    """For what is only to be encrypted."""
+    return Plan(settings=settings, layout=PLAIN, phase=0, efforts=(Effort.RAW,), ratio=1.0)
+
+
+def plan(
+    source: memoryview,
+    dtype: bytes,
+    settings: CodecSettings,
+    *,
+    offload: Offload = CPU,
+    clock_ns: Callable[[], int] | None = None,
+) -> Plan | None:
+    """What to do with `source`, or None: keep it raw. `dtype`: `user.ctx.dtype`, b"" if not set.
+
+    With a `clock_ns`, the chosen way is run once more and timed, on one thread.
+    """
+    if len(source) < WORTHWHILE_BYTES:
+        return None
+    sample = sample_of(source)
+    scratch = Scratch()
+    best = _trial(sample, PLAIN, 0, settings, offload, scratch)
+    ranked = _ranked(sample[:RANKED_BYTES], dtype, scratch)
+    if ranked is not None:
+        other = _trial(sample, *ranked, settings, offload, scratch)
+        best = max(best, other, key=lambda found: found.ratio)
+    if best.ratio * (1 - settings.gain_min) < 1:
+        return None
+    return best if clock_ns is None else _timed(sample, best, offload, scratch, clock_ns)
+
+
+def sample_of(source: memoryview) -> memoryview:
+    """Pieces from all over the source. Each begins at a multiple of 8, so that phases agree."""
+    wanted = min(SAMPLE_BYTES_MAX, max(SAMPLE_BYTES_MIN, len(source) // SAMPLE_PART))
+    if len(source) <= wanted:
+        return source
+    length = wanted // PIECES // 8 * 8
+    step = (len(source) - length) // (PIECES - 1)
+    starts = (number * step // 8 * 8 for number in range(PIECES))
+    return memoryview(b"".join(source[start : start + length] for start in starts))
+
+
+def layouts_of(dtype: bytes) -> tuple[Layout, ...]:
+    """What a dtype may mean, plain bytes apart."""
+    name = dtype.lower()
+    if name.startswith(_ONE_BYTE):
+        return ()
+    return _NAMES.get(name, _ANY)
+
+
+def _ranked(sample: memoryview, dtype: bytes, scratch: Scratch) -> tuple[Layout, int] | None:
+    """The layout and phase whose planes have the least entropy."""
+    candidates = [
+        (layout, phase)
+        for layout in layouts_of(dtype)
+        # Turned bits cross from byte to byte; without, another phase only swaps the planes.
+        for phase in range(layout.element_bytes if layout.rotated else 1)
+    ]
+    if len(candidates) < 2:
+        return next(iter(candidates), None)
+    entropies = [_entropy_bytes(sample, layout, phase, scratch) for layout, phase in candidates]
+    # Finer planes always seem a little better on few bytes: the first that is as good is taken.
+    enough = min(entropies) * TIE
+    return next(each for each, found in zip(candidates, entropies, strict=True) if found <= enough)
+
+
+def _whole(sample: memoryview, layout: Layout, phase: int) -> memoryview:
+    rest = len(sample) - phase
+    return sample[phase : phase + rest - rest % layout.element_bytes]
+
+
+def _entropy_bytes(sample: memoryview, layout: Layout, phase: int, scratch: Scratch) -> float:
+    """Bytes that a perfect code for each plane by itself would need, per byte."""
+    total = 0.0
+    planes = split(_whole(sample, layout, phase), layout, scratch)
+    for plane in planes:
+        counts = np.bincount(plane, minlength=256)
+        shares = counts[counts > 0] / len(plane)
+        total -= float((shares * np.log2(shares)).sum()) / 8
+    return total / len(planes)
+
+
+def _trial(
+    sample: memoryview,
+    layout: Layout,
+    phase: int,
+    settings: CodecSettings,
+    offload: Offload,
+    scratch: Scratch,
+) -> Plan:
+    """Compress the sample in every way and keep the best for each plane."""
+    found = [
+        _effort(plane.data, settings, offload)
+        for plane in split(_whole(sample, layout, phase), layout, scratch)
+    ]
+    size = sum(length for _, length in found)
+    efforts = tuple(effort for effort, _ in found)
+    ratio = layout.planes * (len(sample) // layout.planes) / max(1, size)
+    return Plan(settings=settings, layout=layout, phase=phase, efforts=efforts, ratio=ratio)
+
+
+def _effort(plane: Buffer, settings: CodecSettings, offload: Offload) -> tuple[Effort, int]:
+    """The way to take for a plane, and its length then."""
+    tried = (Effort.ENTROPY, Effort.SEARCH)
+    frames = offload.compress([Compression(plane, effort, settings.level) for effort in tried])
+    entropy, search = (len(plane if frame is None else frame) for frame in frames)
+    effort = Effort.ENTROPY if entropy <= search * ENTROPY_PREFERRED else Effort.SEARCH
+    length = entropy if effort is Effort.ENTROPY else search
+    if length > len(plane) * (1 - PLANE_GAIN_MIN):
+        return Effort.RAW, len(plane)
+    return effort, length
+
+
+def _timed(
+    sample: memoryview,
+    found: Plan,
+    offload: Offload,
+    scratch: Scratch,
+    clock_ns: Callable[[], int],
+) -> Plan:
+    before = clock_ns()
+    offload.compress(list(_jobs(sample, found, scratch)))
+    seconds = max(1, clock_ns() - before) / 1e9
+    return Plan(
+        settings=found.settings,
+        layout=found.layout,
+        phase=found.phase,
+        efforts=found.efforts,
+        ratio=found.ratio,
+        bytes_per_s=len(sample) / seconds,
+    )
+
+
+def _jobs(sample: memoryview, found: Plan, scratch: Scratch) -> Iterator[Compression]:
+    planes = split(_whole(sample, found.layout, found.phase), found.layout, scratch)
+    for plane, effort in zip(planes, found.efforts, strict=True):
+        yield Compression(plane.data, effort, found.settings.level)
