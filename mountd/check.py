@@ -11,6 +11,7 @@ from ctxfs.device import shm
 from ctxfs.errors import ConfigError
 from ctxfs.units import format_size
 from mountd import channels, mounts
+from mountd.keyring import key_ring
 from mountd.options import may_allow_other
 from mountd.statedir import PID_FILE
 
@@ -71,6 +72,10 @@ def problems(config: Config, *, mounted: bool = False) -> list[str]:
     found += _fuse(config)
     found += _state(config.state)
     found += _hot(config)
+    try:
+        key_ring(config.codec)
+    except ConfigError as error:
+        found.append(str(error))
     if config.log.file is not None:
         found += _log_file(config.log.file)
     for device in config.cold:

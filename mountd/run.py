@@ -23,7 +23,7 @@ import trio
 from ctxfs.config import Config, reread
 from ctxfs.core.meta import BlockMeta, DirectoryMeta
 from ctxfs.core.times import Now
-from ctxfs.device import keys, shm
+from ctxfs.device import shm
 from ctxfs.device.blockfile import OpenedDevice, open_engine
 from ctxfs.errors import ConfigError, CtxfsError
 from ctxfs.store.attributes import Attributes
@@ -43,6 +43,7 @@ from mountd.channels import ChosenChannel
 from mountd.check import memory_bytes
 from mountd.control import ControlDirectory
 from mountd.deadlines import Deadlines
+from mountd.keyring import key_ring
 from mountd.operations import Operations
 from mountd.options import may_allow_other
 from mountd.session import Session
@@ -264,11 +265,11 @@ class Daemon:
         )
 
     def apply(self, config: Config) -> None:
-        """Take over what can be changed while running."""
+        """Take over what can be changed while running. Raises ConfigError, with nothing done."""
+        self.coding.settings = coding_settings(config)
         self.config = config
         self.catalog.default_ttl_ns = config.defaults.ttl_ns or 0
         self.mover.limits = mover_limits(config)
-        self.coding.settings = coding_settings(config)
         self.store.content.block_bytes_max = config.limits.block_bytes_max
         self.attributes.bytes_max = config.limits.attributes_bytes_max
         trouble_is_error = config.defaults.on_trouble == "error"
@@ -281,10 +282,10 @@ class Daemon:
         logs.reopen()
         try:
             fresh, waiting = reread(self.config, memory_bytes=memory_bytes())
+            self.apply(fresh)
         except ConfigError as error:
             log.error("the configuration stays as it was: %s", error)
             return
-        self.apply(fresh)
         logs.set_level(fresh.log)
         if waiting:
             log.warning("these take effect at the next start: %s", ", ".join(waiting))
@@ -310,6 +311,7 @@ class Daemon:
 
     def close(self) -> None:
         """Let go of files; services have ended."""
+        self.coding.close()
         self.hot.close()
         for device in self.devices:
             device.close()
@@ -318,16 +320,11 @@ class Daemon:
 def coding_settings(config: Config) -> CodingSettings:
     """What the codec is asked for. Raises ConfigError where keys cannot be had."""
     codec = config.codec
-    ring = None
-    if codec.key_file is not None:
-        ring = keys.from_file(codec.key_file)
-    elif codec.keyring is not None:
-        ring = keys.from_keyring(codec.keyring)
     return CodingSettings(
         compress=codec.compress == "auto",
         level=codec.level,
         gain_ratio=codec.gain_ratio,
-        keys=ring,
+        keys=key_ring(codec),
     )
 
 

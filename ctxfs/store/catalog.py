@@ -91,7 +91,7 @@ class Catalog:
         self.shadows: dict[int, BlockMeta] = {}  # generation of the block → its shadow
         self._shadow_metas: dict[int, BlockMeta] = {}  # generation of the shadow → the same
         # Invariant: sealed blocks with a hot copy are in hot_order, those with a warm one in
-        # warm_order, those the cold tier holds in cold_order; writing and gone blocks are in neither.
+        # warm_order, those the cold tier holds in cold_order; writing and gone blocks are in none.
 
     # -- numbers
 

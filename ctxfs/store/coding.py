@@ -14,8 +14,8 @@ from typing import Any
 import trio
 
 from ctxfs.codec import stream
-from ctxfs.codec.keyring import KeyRing
 from ctxfs.codec.header import Header, Method
+from ctxfs.codec.keyring import KeyRing
 from ctxfs.codec.stream import CodecSettings, Spread
 from ctxfs.device.engine import Span
 from ctxfs.device.mapping import Mapping

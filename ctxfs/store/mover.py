@@ -70,9 +70,7 @@ class _Flight:
 class Mover:
     """The only one who holds two tiers."""
 
-    def __init__(
-        self, catalog: Catalog, limits: MoverLimits, coding: Coding | None = None
-    ) -> None:
+    def __init__(self, catalog: Catalog, limits: MoverLimits, coding: Coding | None = None) -> None:
         self._catalog = catalog
         self.limits = limits
         self.coding = coding or Coding()
@@ -297,12 +295,12 @@ class Mover:
         return freed
 
     async def _leave_hot(self, block: Block) -> bool:
-        if block.state is not State.SEALED or block.opens or not block.is_hot:
+        if not _may_leave_now(block):
             return block.is_gone
         if await self._warm_up(block):
             return True
-        if block.is_gone or not block.is_hot or block.opens:
-            return block.is_gone or not block.is_hot
+        if not _may_leave_now(block):
+            return block.is_gone
         if self._catalog.is_cold(block):
             self._catalog.drop_hot(block, spare=True)
             self._catalog.tell("moved", block, **{"from": "hot", "to": "cold"})
@@ -753,6 +751,11 @@ class Mover:
             self._catalog.counters.corrupt += 1
             self._catalog.tell("corrupt", block, tier=tier)
         log.error("the %s copy of %r is lost: %s", tier, block.name, error)
+
+
+def _may_leave_now(block: Block) -> bool:
+    """Whether a block has a hot copy that nobody uses."""
+    return block.state is State.SEALED and not block.opens and block.is_hot
 
 
 async def content_digest(file: HotFile) -> bytes:

@@ -118,10 +118,7 @@ def recover(
     _overlay_blocks(catalog, metas, journal, files.keys() | warm)
     shadows = _take_shadows(catalog, metas, journal) if still_open is not None else {}
     unsealed = _add_blocks(catalog, metas, files)
-    for generation in warm:
-        block = catalog.names.by_inode.get(generation)
-        if catalog.warm is not None and not (isinstance(block, Block) and block in catalog.warm_order):
-            catalog.warm.drop(generation)
+    _drop_unclaimed(catalog, warm)
     if still_open is not None:
         transients = sorted(journal.transients.values(), key=lambda each: each.meta.stamp)
         for each in transients:
@@ -143,6 +140,14 @@ def recover(
         directories=catalog.names.directory_count,
         unsealed=unsealed + len(files),
     )
+
+
+def _drop_unclaimed(catalog: Catalog, warm: Iterable[int]) -> None:
+    """Remove warm copies of blocks that are gone."""
+    for generation in warm:
+        block = catalog.names.by_inode.get(generation)
+        if catalog.warm is not None and not (isinstance(block, Block) and not block.is_gone):
+            catalog.warm.drop(generation)
 
 
 def _overlay_directories(directories: dict[int, DirectoryMeta], journal: Journalled) -> None:

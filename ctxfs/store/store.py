@@ -296,9 +296,7 @@ class Store:
         self._used(block, owner, was_hot=True)
         return Handle(block, file, owner, writable=False)
 
-    def _used(
-        self, block: Block, owner: int, *, was_hot: bool, was_warm: bool = False
-    ) -> None:
+    def _used(self, block: Block, owner: int, *, was_hot: bool, was_warm: bool = False) -> None:
         now = self.catalog.clock()
         block.used_ns, block.atime_ns = now.boot_ns, now.wall_ns
         block.hits += 1

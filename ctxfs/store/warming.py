@@ -23,7 +23,7 @@ SIZE_MIN = 16 << 10  # below, a file of its own costs more than compression save
 
 
 class Warming:
-    """The warm tier's comings and goings. The caller sees to it that nobody else moves the block."""
+    """What comes into the warm tier and leaves it. The caller keeps others from the same block."""
 
     def __init__(
         self,

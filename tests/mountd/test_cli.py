@@ -99,7 +99,7 @@ def test_a_cold_path_may_contain_a_colon(point: Path, tmp_path: Path, state: str
 def test_everything_wrong_is_said_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = cli.main(["--hot=7", "--warm=1G", "-o", "ro,zap", f"--cold={tmp_path}/c:x", "/c"])
+    status = cli.main(["--hot=7", "--warm=1M", "-o", "ro,zap", f"--cold={tmp_path}/c:x", "/c"])
     assert status == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[:2] for line in lines] == [
