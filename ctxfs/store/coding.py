@@ -19,6 +19,7 @@ from ctxfs.codec.keyring import KeyRing
 from ctxfs.codec.stream import CodecSettings, Spread
 from ctxfs.device.engine import Span
 from ctxfs.device.mapping import Mapping
+from ctxfs.errors import CtxfsError
 
 ANONYMOUS = -1  # a mapping of no file
 SPREAD_BYTES_MIN = 2 << 20  # shorter blocks are one thread's work
@@ -126,16 +127,27 @@ class Coding:
 
     async def decode(self, encoded: memoryview, content: memoryview, generation: int) -> None:
         """Fill `content` from a stream. Raises CopyCorrupt, UnknownKey, NewerStream."""
-        work = partial(
-            stream.decode_into,
-            encoded,
-            content,
-            keys=self.settings.keys,
-            context=_context(generation, content),
-            spread=self._spread(len(content)),
-        )
-        # Memory that a device or a mapping gave may not go while a thread works on it.
-        await trio.to_thread.run_sync(work, limiter=self._limiter)
+        work = partial(self._decode, self.settings.keys, encoded, content, generation)
+        failed = await trio.to_thread.run_sync(work, limiter=self._limiter)
+        if failed is not None:
+            raise failed
+
+    def _decode(
+        self, keys: KeyRing | None, encoded: memoryview, content: memoryview, generation: int
+    ) -> CtxfsError | None:
+        try:
+            stream.decode_into(
+                encoded,
+                content,
+                keys=keys,
+                context=_context(generation, content),
+                spread=self._spread(len(content)),
+            )
+        except CtxfsError as error:
+            # Frames hold pieces of mappings that are to be closed.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+            return type(error)(str(error))
+        return None
 
     def _spread(self, length: int) -> Spread:
         return self._map if length >= SPREAD_BYTES_MIN else map

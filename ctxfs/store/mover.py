@@ -433,7 +433,7 @@ class Mover:
         assert self._cold is not None
         meta = block.meta(self._catalog.names.key_of(block), self._catalog.clock())
         was_hot = block.is_hot
-        copy = self._catalog.warm.copy(block.generation) if self._catalog.warm else None
+        copy = self._catalog.warm.copy(block.generation) if self._catalog.warm is not None else None
         if copy is not None:
             assert self._catalog.warm is not None
             with self._catalog.warm.open(block.generation) as stored:
@@ -620,21 +620,18 @@ class Mover:
             return False
         try:
             await self._warming.fetch(block, file.mapping().view)
-            if await content_digest(file) == block.digest:
-                return True
-            error: CtxfsError = CopyCorrupt("the warm copy does not match its digest")
-        except COPY_IS_GOOD:
-            raise
-        except CtxfsError as failed:
-            error = failed
-        if block.is_gone:
-            raise BlockNotFound("it went away while it was promoted")
-        self._tell_bad_copy(block, "warm", error)
-        self._catalog.drop_warm(block)
-        if not self._catalog.is_cold(block):
-            self._catalog.drop(block)
-            raise error
-        return False
+            if await content_digest(file) != block.digest:
+                raise CopyCorrupt("the warm copy does not match its digest")
+            return True
+        except (CopyCorrupt, TierTrouble) as error:
+            if block.is_gone:
+                raise BlockNotFound("it went away while it was promoted") from error
+            if not self._catalog.is_cold(block):
+                raise
+            if isinstance(error, CopyCorrupt):
+                self._tell_bad_copy(block, "warm", error)
+                self._catalog.drop_warm(block)
+            return False
 
     async def _fetch_cold(self, block: Block, file: HotFile) -> None:
         """Fill a hot file from the cold copy. Raises DeviceError, UnknownKey, BlockNotFound."""
@@ -743,7 +740,8 @@ class Mover:
 
     def _copy_failed(self, block: Block, error: DeviceError) -> None:
         """A copy that cannot be read, or is not what was written, is dropped, never served."""
-        self._tell_bad_copy(block, "cold", error)
+        tier = "cold" if self._catalog.is_cold(block) else "warm"
+        self._tell_bad_copy(block, tier, error)
         self._catalog.drop(block)
 
     def _tell_bad_copy(self, block: Block, tier: str, error: CtxfsError) -> None:

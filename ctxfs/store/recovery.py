@@ -114,7 +114,9 @@ def recover(
     found_files = list(catalog.hot.scan())
     files = {found.generation: found for found in found_files if not found.is_gone}
     gone = {found.generation: found for found in found_files if found.is_gone}
-    warm = {generation for generation, _ in catalog.warm.scan()} if catalog.warm else set()
+    warm = (
+        {generation for generation, _ in catalog.warm.scan()} if catalog.warm is not None else set()
+    )
     _overlay_blocks(catalog, metas, journal, files.keys() | warm)
     shadows = _take_shadows(catalog, metas, journal) if still_open is not None else {}
     unsealed = _add_blocks(catalog, metas, files)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxfs.device.mapping import Mapping
-from ctxfs.errors import BlockNotFound, TierTrouble
+from ctxfs.errors import BlockNotFound, CopyCorrupt, TierTrouble
 from ctxfs.ondisk.layout import padded
 
 _ARRIVING = ".arriving"
@@ -111,7 +111,7 @@ class WarmTier:
     def open(self, generation: int) -> Mapping:
         """Map a copy; whoever closes it may see it dropped meanwhile, and keeps the bytes.
 
-        Raises BlockNotFound, TierTrouble.
+        Raises BlockNotFound, CopyCorrupt, TierTrouble.
         """
         copy = self._copies.get(generation)
         if copy is None:
@@ -122,10 +122,12 @@ class WarmTier:
             )
             try:
                 if os.fstat(fd).st_size != copy.length_bytes:
-                    raise TierTrouble("a warm copy has another length")
+                    raise CopyCorrupt("a warm copy has another length")
                 return Mapping(fd, copy.length_bytes)
             finally:
                 os.close(fd)
+        except FileNotFoundError:
+            raise CopyCorrupt("a warm copy is gone") from None
         except OSError as error:
             raise TierTrouble(f"a warm copy cannot be read: {error.strerror}") from error
 

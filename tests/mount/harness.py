@@ -193,7 +193,7 @@ class Daemon:
 
     def clean(self) -> None:
         """Unmount whatever a killed daemon left; fails the test if a mount then remains."""
-        for path in (self.mount, self.state / "hot"):
+        for path in (self.mount, self.state / "hot", self.state / "warm"):
             with contextlib.suppress(OSError, subprocess.CalledProcessError):
                 while is_mounted(path):
                     subprocess.run(["umount", "-l", str(path)], check=True, capture_output=True)

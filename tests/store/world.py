@@ -14,6 +14,7 @@ from ctxfs.core.block import Block
 from ctxfs.core.times import Now
 from ctxfs.store.attributes import Attributes
 from ctxfs.store.catalog import Catalog
+from ctxfs.store.coding import Coding, CodingSettings
 from ctxfs.store.counters import Counters
 from ctxfs.store.events import Events
 from ctxfs.store.mover import Mover, MoverLimits
@@ -21,6 +22,7 @@ from ctxfs.store.recovery import recover
 from ctxfs.store.store import NewOwner, Store
 from ctxfs.tiers.cold import ColdDevice, ColdTier
 from ctxfs.tiers.hot import HotTier
+from ctxfs.tiers.warm import WarmTier
 from tests.fakes import MemoryEngine
 
 MIB = 1 << 20
@@ -63,6 +65,8 @@ class World:
     hot_bytes: int = 16 * MIB
     limits: MoverLimits = LIMITS
     still_open: set[int] | None = None  # in a mount that outlives the daemon
+    warm_bytes: int = 0
+    coding: CodingSettings = field(default_factory=CodingSettings)
     is_alone: bool = False  # pass for a tmpfs with nothing else, so that files can be lent
 
     @asynccontextmanager
@@ -80,8 +84,11 @@ class World:
                     describe_directory=lambda i: catalog[0].describe_directory(i),
                 )
                 found = await cold.recover()
-            catalog.append(Catalog(self.clock, hot, cold, Events(100), Counters()))
-            store = Store(catalog[0], Mover(catalog[0], self.limits), block_bytes_max=1 << 30)
+            warm = self._warm()
+            catalog.append(Catalog(self.clock, hot, cold, Events(100), Counters(), warm))
+            coding = Coding(self.coding)
+            mover = Mover(catalog[0], self.limits, coding)
+            store = Store(catalog[0], mover, block_bytes_max=1 << 30)
             catalog[0].keeps_transients = self.still_open is not None
             recover(catalog[0], found, self.still_open)
             if cold is not None:
@@ -97,8 +104,18 @@ class World:
             yield store
             nursery.cancel_scope.cancel()
         hot.close()
+        coding.close()
+        if warm is not None:
+            warm.close()
         if self.engine is not None:
             self.engine = self.engine.reopen()
+
+    def _warm(self) -> WarmTier | None:
+        if not self.warm_bytes:
+            return None
+        place = self.path / "warm"
+        place.mkdir(exist_ok=True)
+        return WarmTier(place, self.warm_bytes)
 
     def reboot(self, away_s: float = 0.0) -> None:
         """Memory is lost, and so is what the device had not been told to keep."""

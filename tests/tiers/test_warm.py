@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxfs.errors import BlockNotFound, TierTrouble
+from ctxfs.errors import BlockNotFound, CopyCorrupt, TierTrouble
 from ctxfs.tiers.warm import WarmCopy, WarmTier
 
 MIB = 1 << 20
@@ -79,7 +79,7 @@ def test_the_next_daemon_finds_what_was_whole_and_removes_the_rest(tmp_path: Pat
     assert content(after, 1) == b"a" * 100
 
 
-def test_files_changed_behind_our_back_are_trouble_and_no_bytes(tmp_path: Path) -> None:
+def test_files_changed_behind_our_back_are_bad_copies(tmp_path: Path) -> None:
     tier = WarmTier(tmp_path, MIB)
     put(tier, 1, b"a" * 100)
     put(tier, 2, b"b" * 100)
@@ -87,7 +87,7 @@ def test_files_changed_behind_our_back_are_trouble_and_no_bytes(tmp_path: Path) 
     short.write_bytes(b"a")
     gone.unlink()
     for generation in (1, 2):
-        with pytest.raises(TierTrouble):
+        with pytest.raises(CopyCorrupt):
             tier.open(generation)
         tier.drop(generation)
     assert tier.used_bytes == 0
