@@ -157,6 +157,9 @@ class Limits:
     operation_deadline_ns: int = field(
         default=120 * SECOND_NS, metadata=_key("operation_deadline", WAIT, reread=True)
     )
+    cold_bytes_per_day: int | None = field(
+        default=None, metadata=_key("cold_writes_per_day", SIZE, reread=True)
+    )
     drain_ns: int = field(default=60 * SECOND_NS, metadata=_key("drain", WAIT, reread=True))
 
 

@@ -336,6 +336,7 @@ def mover_limits(config: Config) -> MoverLimits:
         room_wait_s=config.hot.room_wait_ns / SECOND_NS,
         read_deadline_s=config.limits.read_deadline_ns / SECOND_NS,
         temporary_wait_ns=config.defaults.temporary_wait_ns,
+        cold_bytes_per_day=config.limits.cold_bytes_per_day,
     )
 
 

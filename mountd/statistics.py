@@ -103,6 +103,8 @@ class Statistics:
     def _device(self, device: ColdStatistics) -> dict[str, Any]:
         facts = dataclasses.asdict(device)
         facts["segments_free"] = facts.pop("free_segments")
+        put = device.put_bytes
+        facts["written_per_put_byte"] = round(device.written_bytes / put, 3) if put else None
         return facts | {"engine_why": self._why_not_uring.get(device.path)}
 
     def as_json(self) -> bytes:
@@ -112,6 +114,11 @@ class Statistics:
     def as_metrics(self) -> bytes:
         """Return `.ctx/metrics`, in Prometheus' text format."""
         return "\n".join(_metrics(self.as_dict())).encode() + b"\n"
+
+
+COLD_MEASURES = (
+    "live_bytes", "free_bytes", "put_bytes", "written_bytes", "read_bytes", "errors",
+)  # fmt: skip
 
 
 def _metrics(stats: dict[str, Any]) -> Iterator[str]:
@@ -130,7 +137,7 @@ def _metrics(stats: dict[str, Any]) -> Iterator[str]:
     for measure in ("capacity_bytes", "used_bytes", "blocks"):
         samples = {_label("tier", tier): facts[measure] for tier, facts in tiers.items()}
         yield from _family(f"tier_{measure}", "gauge", samples)
-    for measure in ("live_bytes", "free_bytes", "written_bytes", "read_bytes", "errors"):
+    for measure in COLD_MEASURES:
         samples = {_label("path", path): device[measure] for path, device in devices.items()}
         is_gauge = measure in ("live_bytes", "free_bytes")
         name = f"cold_{measure}" if is_gauge else f"cold_{measure}_total"

@@ -27,6 +27,7 @@ class Counters:
     warmed_bytes: int = 0  # of content
     demoted: int = 0
     demoted_bytes: int = 0
+    not_admitted: int = 0  # to the cold tier, whose writes of the day were used up
     evicted: int = 0
     evicted_bytes: int = 0
     expired: int = 0

@@ -15,6 +15,7 @@ import trio
 
 from ctxfs.codec.digest import digest, digest_of_pieces
 from ctxfs.core.block import Block, Directory, State
+from ctxfs.core.budget import WriteBudget
 from ctxfs.core.eviction import choose
 from ctxfs.core.key import is_temporary
 from ctxfs.core.meta import BlockMeta, Placement, Put
@@ -57,6 +58,7 @@ class MoverLimits:
     room_wait_s: float
     read_deadline_s: float
     temporary_wait_ns: int
+    cold_bytes_per_day: int | None = None
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class Mover:
             if catalog.warm is not None
             else None
         )
+        self._budget = WriteBudget(limits.cold_bytes_per_day, catalog.clock().boot_ns)
         self._turn = trio.StrictFIFOLock()  # one at a time makes room, in order of asking
         self._changed = trio.Event()
         self._is_awaited = False
@@ -255,9 +258,17 @@ class Mover:
         """Whether a lower tier holds a copy, so that the hot one may go at once."""
         return self._catalog.is_warm(block) or self._catalog.is_cold(block)
 
+    def _cold_admits(self) -> bool:
+        """Whether blocks that make room go to the cold tier: it takes some, and may be written."""
+        cold = self._cold
+        if cold is None or not cold.takes_blocks:
+            return False
+        self._budget.change(self.limits.cold_bytes_per_day)
+        return self._budget.allows(self._catalog.clock().boot_ns, cold.written_bytes)
+
     def _victims(self, need_bytes: int, *, strict: bool, but: Container[int] = ()) -> list[Block]:
         now = self._catalog.clock()
-        demotes = self._cold is not None and self._cold.takes_blocks
+        demotes = self._cold_admits()
 
         def may_go(block: Block) -> bool:
             if block.opens or block.generation in self._moving or block.generation in but:
@@ -305,7 +316,10 @@ class Mover:
             self._catalog.drop_hot(block, spare=True)
             self._catalog.tell("moved", block, **{"from": "hot", "to": "cold"})
             return True
-        if self._cold is not None:
+        may_evict = self.may_evict(block, self._catalog.clock().boot_ns)
+        if self._cold is not None and may_evict and not self._cold_admits():
+            self._catalog.counters.not_admitted += 1
+        elif self._cold is not None:
             try:
                 await self.demote(block)
                 return not block.is_hot
@@ -384,8 +398,7 @@ class Mover:
     def _may_leave_warm(self, block: Block) -> bool:
         if block.opens or block.generation in self._moving or block.state is not State.SEALED:
             return False
-        demotes = self._cold is not None and self._cold.takes_blocks
-        return demotes or self.may_evict(block, self._catalog.clock().boot_ns)
+        return self._cold_admits() or self.may_evict(block, self._catalog.clock().boot_ns)
 
     async def _save_warm(self, block: Block) -> None:
         """Write a block that only the warm tier holds to the cold one. Raises as `demote`."""

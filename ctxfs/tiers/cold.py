@@ -286,6 +286,11 @@ class ColdTier:
         return any(log.health.is_writable for log in self._logs)
 
     @property
+    def written_bytes(self) -> int:
+        """All that was written to devices since start: blocks, notes, what was carried over."""
+        return sum(log.written_bytes for log in self._logs)
+
+    @property
     def has_pending_notes(self) -> bool:
         """Whether something noted or dropped still waits for a commit."""
         return any(log.index.pending for log in self._logs if not log.health.lost)

@@ -45,6 +45,7 @@ class ColdStatistics:
     segments: int
     free_segments: int
     blocks: int
+    put_bytes: int  # content of the blocks that were written
     written_bytes: int
     read_bytes: int
     errors: int
@@ -82,6 +83,7 @@ class ColdLog:
         self._committing = trio.Lock()
         self._flushing = trio.Lock()
         self._reclaiming = trio.Lock()
+        self._put_bytes = 0
         self.pressed = trio.Event()  # few segments are free: `tend` should not wait
         self._flushed_batches = 0
         # Every segment of a lower sequence is on the medium.
@@ -151,6 +153,7 @@ class ColdLog:
             self.pressed.set()
         if request.error is not None:
             raise request.error
+        self._put_bytes += meta.size
 
     def drop(self, generation: int, stamp: int) -> None:
         """The block's room is free at once; that it is gone is on the medium after a sync."""
@@ -256,6 +259,11 @@ class ColdLog:
                     return
                 await self._reclaimer.round(victims)
 
+    @property
+    def written_bytes(self) -> int:
+        """All that was written to the device since start."""
+        return self._engine.statistics().written_bytes
+
     def statistics(self) -> ColdStatistics:
         engine = self._engine.statistics()
         return ColdStatistics(
@@ -268,6 +276,7 @@ class ColdLog:
             segments=len(self.space.segments),
             free_segments=len(self.space.free),
             blocks=len(self.index),
+            put_bytes=self._put_bytes,
             written_bytes=engine.written_bytes,
             read_bytes=engine.read_bytes,
             errors=self.health.errors,

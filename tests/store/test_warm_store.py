@@ -1,6 +1,7 @@
 """The warm tier and the codec under the store: real codec, real files, a cold tier in memory."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from ctxfs.errors import BlockNotFound, CopyCorrupt, TierFull, UnknownKey
 from ctxfs.store.coding import CodingSettings
 from ctxfs.store.store import Store
 from tests.fakes import MemoryEngine
-from tests.store.world import MIB, World, get, get_attribute, put, set_attribute
+from tests.store.world import LIMITS, MIB, World, get, get_attribute, put, set_attribute
 
 COMPRESS = CodingSettings(compress=True)
 
@@ -268,3 +269,30 @@ def block_of(store: Store, key: bytes) -> Block:
     block = store.catalog.names.resolve(key)
     assert isinstance(block, Block)
     return block
+
+
+async def test_a_used_up_write_budget_evicts_and_still_writes_what_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    place = world(tmp_path, warm=0)
+    place.coding = CodingSettings()
+    place.limits = replace(LIMITS, cold_bytes_per_day=24 * 2 * MIB)
+    async with place.store() as store:
+        for number in range(20):
+            await put(store, f"k{number}", values(number))
+        cold = store.catalog.cold
+        assert cold is not None
+        assert len(store.catalog.cold_order) <= 4
+        assert store.catalog.counters.not_admitted >= 5
+        assert store.catalog.counters.evicted == store.catalog.counters.not_admitted
+        await set_attribute(store, "k19", "tier", "cold")
+        assert copies(store, "k19") == "cold"
+        await set_attribute(store, "k18", "pin", "1")
+        for number in range(20, 30):
+            await put(store, f"k{number}", values(number))
+        assert await get(store, "k18") == values(18)
+        place.clock.pass_s(24 * 3600)
+        written = cold.written_bytes
+        for number in range(30, 40):
+            await put(store, f"k{number}", values(number))
+        assert cold.written_bytes > written + 4 * MIB
