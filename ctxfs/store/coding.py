@@ -125,6 +125,12 @@ class Coding:
             return None
         return memory.encoded(made, _method_of(stream.read_header(made)))
 
+    def may_be_kept(self, method: int) -> bool:
+        """Whether what was stored like this before may be stored like this again: not unencrypted,
+        since there is a key now.
+        """
+        return self.settings.keys is None or bool(method & _ENCRYPTED)
+
     async def decode(self, encoded: memoryview, content: memoryview, generation: int) -> None:
         """Fill `content` from a stream. Raises CopyCorrupt, UnknownKey, NewerStream."""
         work = partial(self._decode, self.settings.keys, encoded, content, generation)

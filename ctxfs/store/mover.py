@@ -446,12 +446,7 @@ class Mover:
         assert self._cold is not None
         meta = block.meta(self._catalog.names.key_of(block), self._catalog.clock())
         was_hot = block.is_hot
-        copy = self._catalog.warm.copy(block.generation) if self._catalog.warm is not None else None
-        if copy is not None:
-            assert self._catalog.warm is not None
-            with self._catalog.warm.open(block.generation) as stored:
-                await self._put_cold(meta, stored.span(), copy.method)
-        else:
+        if not await self._write_cold_from_warm(block, meta):
             with self._hot_file(block) as file:
                 async with readable_span(file) as (span, view):
                     await self.put_cold(meta, span, view)
@@ -468,6 +463,30 @@ class Mover:
         self._catalog.counters.demoted += 1
         self._catalog.counters.demoted_bytes += block.size
         self._catalog.tell("moved", block, **{"from": "hot" if was_hot else "warm", "to": "cold"})
+
+    async def _write_cold_from_warm(self, block: Block, meta: BlockMeta) -> bool:
+        """Pass a warm copy on as it is, or inflated where it may not stay like that.
+
+        False where the hot copy is to be written: there is no warm one, or none that is good.
+        """
+        warm = self._catalog.warm
+        copy = warm.copy(block.generation) if warm is not None else None
+        if warm is None or copy is None:
+            return False
+        try:
+            if self.coding.may_be_kept(copy.method):
+                with warm.open(block.generation) as stored:
+                    await self._put_cold(meta, stored.span(), copy.method)
+            else:
+                assert self._warming is not None
+                with Mapping(ANONYMOUS, block.size) as content:
+                    await self._warming.fetch(block, content.view)
+                    await self.put_cold(meta, content.span(0, block.size), content.view)
+        except (CopyCorrupt, TierTrouble):
+            if not block.is_hot:
+                raise
+            return False
+        return True
 
     @contextlib.contextmanager
     def _hot_file(self, block: Block) -> Iterator[HotFile]:
@@ -648,6 +667,8 @@ class Mover:
 
     async def _fetch_cold(self, block: Block, file: HotFile) -> None:
         """Fill a hot file from the cold copy. Raises DeviceError, UnknownKey, BlockNotFound."""
+        if not self._catalog.is_cold(block):
+            raise BlockNotFound("it went away while it was promoted")
         began = time.perf_counter()
         await self._read_cold(block, file.span(), file.mapping().view)
         if self._warming is not None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
+import trio.testing
 
 from ctxfs.codec.keyring import KeyRing
 from ctxfs.core.block import Block
@@ -296,3 +298,47 @@ async def test_a_used_up_write_budget_evicts_and_still_writes_what_was_asked_for
         for number in range(30, 40):
             await put(store, f"k{number}", values(number))
         assert cold.written_bytes > written + 4 * MIB
+
+
+async def test_what_was_compressed_before_there_was_a_key_is_encrypted_on_its_way_down(
+    tmp_path: Path,
+) -> None:
+    place = world(tmp_path)
+    text = b"the quick brown fox " * 5000
+    async with place.store() as store:
+        await put(store, "k", text)
+        await set_attribute(store, "k", "tier", "warm")
+        store.mover.coding.settings = CodingSettings(compress=True, keys=ring(b"a"))
+        await set_attribute(store, "k", "tier", "cold")
+        assert get_attribute(store, "k", "codec") == "zstd+aes256gcm"
+        assert await get(store, "k") == text
+
+
+async def test_a_bad_warm_copy_of_a_hot_block_is_not_what_goes_down(tmp_path: Path) -> None:
+    async with world(tmp_path).store() as store:
+        await put(store, "k", values(1))
+        await set_attribute(store, "k", "tier", "warm")
+        await set_attribute(store, "k", "tier", "hot")
+        (file,) = (tmp_path / "warm").iterdir()
+        file.unlink()
+        await set_attribute(store, "k", "tier", "cold")
+        assert copies(store, "k") == "cold"
+        assert await get(store, "k") == values(1)
+
+
+async def test_a_block_that_goes_while_it_is_inflated_is_a_miss(tmp_path: Path) -> None:
+    async with world(tmp_path, cold=False).store() as store:
+        block = await put(store, "k", values(1))
+        await set_attribute(store, "k", "tier", "warm")
+        async with trio.open_nursery() as nursery:
+
+            async def read() -> None:
+                with pytest.raises(BlockNotFound):
+                    await get(store, "k")
+
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked(0)
+            store.unlink(store.catalog.names.root, b"k", 0)
+        assert block.is_gone
+        assert store.catalog.warm is not None
+        assert store.catalog.warm.used_bytes == 0
