@@ -7,6 +7,7 @@ from typing import Self
 
 from ctxfs.device.engine import Span
 
+ANONYMOUS = -1  # a mapping of no file
 PAGE = 4096  # alignment of addresses and lengths that every device here accepts, bytes
 
 

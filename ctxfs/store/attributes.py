@@ -300,7 +300,7 @@ class Attributes:
         elif wanted is Placement.WARM:
             await self._store.mover.move_to_warm(block)
         elif wanted is Placement.COLD:
-            await self._store.mover.demote(block)
+            await self._store.mover.demoter.demote(block)
 
     async def _set_ttl(self, block: Block, text: str) -> None:
         ttl_ns = _positive_ns(xattrs.TTL, text)

@@ -223,6 +223,10 @@ class Catalog:
                 self.warm_content_bytes -= block.size
                 self.warm_order.remove(block)
 
+    def is_below(self, block: Block) -> bool:
+        """Whether a tier below the hot one holds a copy, so that the hot one may go at once."""
+        return self.is_warm(block) or self.is_cold(block)
+
     def set_shadow(self, block: Block, shadow: BlockMeta) -> None:
         """The cold tier holds the content of an unsealed block as it is now, for fsync."""
         self.drop_shadow(block)

@@ -18,10 +18,9 @@ from ctxfs.codec.header import Header, Method
 from ctxfs.codec.keyring import KeyRing
 from ctxfs.codec.stream import CodecSettings, Spread
 from ctxfs.device.engine import Span
-from ctxfs.device.mapping import Mapping
+from ctxfs.device.mapping import ANONYMOUS, Mapping
 from ctxfs.errors import CtxfsError
 
-ANONYMOUS = -1  # a mapping of no file
 SPREAD_BYTES_MIN = 2 << 20  # shorter blocks are one thread's work
 _CONTEXT = struct.Struct("<QQ")  # generation, bytes of content
 # What a copy's method, one small number, means; with _ENCRYPTED it is encrypted as well.

@@ -133,7 +133,7 @@ class Content:
             self.refresh(block)
             if size != file.size:
                 self._hot.truncate(file, size)
-                self._mover.lease_ended()
+                self._mover.moves.lease_ended()
                 writing.epoch += 1
                 writing.changed = True
             if writing.refused_at is not None and size <= writing.refused_at:
@@ -142,6 +142,6 @@ class Content:
             self._grown(block, file)
         finally:
             if handle is None:
-                self._mover.release_file(file)
+                self._mover.moves.release_file(file)
         if handle is not None:
             handle.wrote = True

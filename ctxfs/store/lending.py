@@ -281,7 +281,7 @@ class Lending:
                 is_large |= self._top_up(written, nursery)
             elif written.file.granted_bytes and now - written.grown_at > IDLE_S:
                 self._hot.take_grant(written.file)
-                self._mover.lease_ended()
+                self._mover.moves.lease_ended()
             latest = max(latest, written.grown_at)
         if not self._written:
             return math.inf

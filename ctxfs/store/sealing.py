@@ -14,8 +14,9 @@ from ctxfs.core.block import Block, State, Writing
 from ctxfs.core.meta import BlockMeta, Placement
 from ctxfs.errors import BlockNotFound, CtxfsError, TierTrouble
 from ctxfs.store.catalog import Catalog
+from ctxfs.store.hotbytes import content_digest, readable_span
 from ctxfs.store.lending import Lending
-from ctxfs.store.mover import Mover, content_digest, readable_span
+from ctxfs.store.mover import Mover
 from ctxfs.tiers.hot import HotFile
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class Sealing:
                     log.warning("%r is sealed later: %s", block.name, error)
                     await trio.sleep(SEAL_AGAIN_S)
         finally:
-            self._mover.release_file(file)
+            self._mover.moves.release_file(file)
 
     async def _seal_now(self, block: Block, file: HotFile) -> None:
         while True:
@@ -120,7 +121,7 @@ class Sealing:
         self._catalog.sealed(block, result)
         self._catalog.set_expiry(block, block.expires_ns)
         await self._place(block)
-        self._mover.lease_ended()
+        self._mover.moves.lease_ended()
 
     async def _frozen_digest(self, block: Block, file: HotFile) -> bytes:
         if not file.size:
@@ -138,7 +139,7 @@ class Sealing:
         moves = block.placement is Placement.COLD
         if self._cold is not None and (moves or block.generation in self._catalog.shadows):
             try:
-                await self._mover.demote(block, keep_hot=not moves)
+                await self._mover.demoter.demote(block, keep_hot=not moves)
             except BlockNotFound:
                 log.debug("%r went while it was moved to the cold tier", block.name)
             except CtxfsError as error:
@@ -162,7 +163,7 @@ class Sealing:
         try:
             file = self._hot.acquire(block.generation)
         except FileNotFoundError:
-            self._mover.lost_hot(block)
+            self._mover.moves.lost_hot(block)
             return
         self._lending.watch(block, file)
         self._nursery.start_soon(self._seal, block, file)
@@ -197,7 +198,7 @@ class Sealing:
             await self.wait_sealed(block)
         if block.state is State.SEALED:
             if not self._catalog.is_cold(block):
-                await self._mover.demote(block, keep_hot=True)
+                await self._mover.demoter.demote(block, keep_hot=True)
         elif block.writing is not None:
             await self._sync_writing(block, block.writing)
         await self._cold.sync()
@@ -240,7 +241,7 @@ class Sealing:
                 if is_lent or writing.epoch == epoch:
                     return
         finally:
-            self._mover.release_file(file)
+            self._mover.moves.release_file(file)
 
     async def _put_shadow(self, block: Block, file: HotFile, *, is_lent: bool) -> BlockMeta:
         """Write the content to the cold tier under a generation of its own."""
@@ -260,5 +261,5 @@ class Sealing:
                     digest=content,
                     size=size,
                 )
-                await self._mover.put_cold(shadow, span, view)
+                await self._mover.demoter.put_cold(shadow, span, view)
         return shadow

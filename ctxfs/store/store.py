@@ -64,11 +64,11 @@ class Store:
         """Return when the block has a hot copy."""
         block.opens += 1
         try:
-            await self.mover.ensure_hot(block)
+            await self.mover.promoter.ensure_hot(block)
         finally:
             block.opens -= 1
             self.catalog.forget_if_unused(block)
-            self.mover.lease_ended()
+            self.mover.moves.lease_ended()
 
     def prefetch(self, block: Block, *, chain: bool) -> None:
         """Start bringing a block to the hot tier, with `chain` its descendants after it."""
@@ -102,7 +102,7 @@ class Store:
         await self.sealing.wait_sealed(block)
         if block.state is State.SEALED:
             with self.sealing.freeze(block):
-                await self.mover.verify(block)
+                await self.mover.promoter.verify(block)
 
     # -- services
 
@@ -220,11 +220,11 @@ class Store:
                 await self._copy(base, block, file)
         except BaseException:
             block.opens -= 1
-            self.mover.release_file(file)
+            self.mover.moves.release_file(file)
             self.catalog.drop(block)
             raise
         block.opens -= 1
-        self.mover.release_file(file)
+        self.mover.moves.release_file(file)
         return block
 
     async def _create_file(self, block: Block) -> HotFile:
@@ -269,12 +269,12 @@ class Store:
             if self._hot.is_crowded:
                 raise TooManyOpen("too many files are open")
             if not was_hot and not block.is_gone:
-                await self.mover.ensure_hot(block)
+                await self.mover.promoter.ensure_hot(block)
             try:
                 file = self._hot.acquire(block.generation)
             except FileNotFoundError as error:
                 if not block.is_gone:  # else it went while it was promoted
-                    self.mover.lost_hot(block)
+                    self.mover.moves.lost_hot(block)
                 raise BlockNotFound("its hot file is gone") from error
         except BaseException:
             block.opens -= 1
@@ -422,11 +422,11 @@ class Store:
             writing.writers -= 1
             if not writing.writers:
                 self.sealing.last_writer_gone(block, writing, handle.file)
-        self.mover.release_file(handle.file)
+        self.mover.moves.release_file(handle.file)
         self.catalog.forget_if_unused(block)
         if not block.opens:
             self._let_go(block)
-        self.mover.lease_ended()
+        self.mover.moves.lease_ended()
 
     def _let_go(self, block: Block) -> None:
         if (
@@ -453,7 +453,7 @@ class Store:
             raise TierFull("a write to this block had no room")
         if old is not source:
             self.catalog.publish(source, directory, name)
-            self.mover.lease_ended()  # what was temporary may go for room now
+            self.mover.moves.lease_ended()  # what was temporary may go for room now
 
     def exchange(self, first: Block, second: Block) -> None:
         """Swap the names of two published blocks."""
@@ -481,7 +481,7 @@ class Store:
         if node is not None:
             self.catalog.tell("removed", node)
             self.catalog.drop(node)
-        self.mover.lease_ended()
+        self.mover.moves.lease_ended()
 
     def make_directory(self, parent: Directory, name: bytes, who: NewOwner) -> Directory:
         """Make an empty prefix. Raises BlockExists."""

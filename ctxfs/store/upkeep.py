@@ -82,11 +82,11 @@ class Upkeep:
             self._expire(block)
 
     def _expire(self, block: Block) -> None:
-        for gone in self._mover.drop_together(block):
+        for gone in self._mover.evictor.drop_together(block):
             self._catalog.counters.expired += 1
             self._catalog.counters.expired_bytes += gone.size
             self._catalog.tell("expired", gone)
-        self._mover.lease_ended()
+        self._mover.moves.lease_ended()
 
     # -- opens that are about to come
 
@@ -157,7 +157,7 @@ class Upkeep:
             async with limiter:
                 try:
                     if block.state is State.SEALED and not self._catalog.is_cold(block):
-                        await self._mover.demote(block, keep_hot=True)
+                        await self._mover.demoter.demote(block, keep_hot=True)
                 except CtxfsError as error:
                     left += 1
                     log.warning("%r is not on the cold tier: %s", block.name, error)

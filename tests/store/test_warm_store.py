@@ -160,7 +160,7 @@ async def test_a_warm_copy_with_a_flipped_bit_is_never_served(tmp_path: Path, co
         if cold:
             block = store.catalog.names.resolve(b"k")
             assert isinstance(block, Block)
-            await store.mover.demote(block, keep_hot=True)
+            await store.mover.demoter.demote(block, keep_hot=True)
         (file,) = (tmp_path / "warm").iterdir()
         damaged = bytearray(file.read_bytes())
         damaged[len(damaged) // 2] ^= 16

@@ -1,0 +1,48 @@
+"""The bytes of a hot file that nobody changes: as memory, and their digest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+
+import trio
+
+from ctxfs.codec.digest import digest, digest_of_pieces
+from ctxfs.device.engine import Span
+from ctxfs.device.mapping import ANONYMOUS, Mapping
+from ctxfs.tiers.hot import HotFile
+
+DIGEST_INLINE_BYTES = 128 << 10  # below this a thread costs more than the digest
+
+
+async def content_digest(file: HotFile) -> bytes:
+    """Return the digest of a file that nobody changes, in a thread when that pays."""
+    if file.has_holes():
+        return await trio.to_thread.run_sync(lambda: digest_of_pieces(file.pieces()))
+    view = file.mapping().view
+    if file.size <= DIGEST_INLINE_BYTES:
+        return digest(view)
+    return await trio.to_thread.run_sync(digest, view)
+
+
+@contextlib.asynccontextmanager
+async def readable_span(
+    file: HotFile, *, copied: bool = False
+) -> AsyncIterator[tuple[Span, memoryview]]:
+    """Give a file's content as memory: whole pages, and the bytes alone.
+
+    `copied`: a copy of it, since somebody may change it. Of a file with holes it is always one.
+    """
+    if not copied and not file.has_holes():
+        yield file.span(), file.mapping().view
+        return
+    with Mapping(ANONYMOUS, file.size) as copy:
+        await trio.to_thread.run_sync(_read_whole, file.fd, copy.view)
+        yield copy.span(0, copy.size), copy.view
+
+
+def _read_whole(fd: int, view: memoryview) -> None:
+    done = 0
+    while done < len(view) and (got := os.preadv(fd, [view[done:]], done)):  # at most 2 GiB each
+        done += got
