@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES: Final = 16
 TAG_BYTES: Final = 16
+WINDOW_BYTES: Final = 128 << 10  # that a frame may ask for, however little it holds
 ZSTD_LEVEL_MAX: Final = 19  # above, memory grows out of proportion
 
 Buffer = memoryview | bytes | bytearray
@@ -163,8 +164,12 @@ class CpuOffload:
 def _inflate(decompressor: ZstdDecompressor, job: Decompression) -> None:
     """With a target as long as the frame says, zstd writes there at once and needs no window."""
     length = len(job.target)
-    if zstandard.get_frame_parameters(job.source).content_size != length:
+    frame = zstandard.get_frame_parameters(job.source)
+    if frame.content_size != length:
         raise BadStream("a frame does not hold what its plane should have")
+    # A frame that is cut short gets a window all the same, before that is noticed.
+    if frame.window_size > max(length, WINDOW_BYTES):
+        raise BadStream("a frame wants more memory than its plane has")
     with decompressor.stream_reader(job.source, closefd=False) as reader:
         if reader.readinto(job.target) != length:
             raise BadStream("a frame ends early")

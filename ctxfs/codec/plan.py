@@ -1,6 +1,6 @@
 """What fits a source: found out on a sample, with the dtype as a hint."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +24,10 @@ SAMPLE_BYTES_MIN: Final = 32 << 10
 SAMPLE_BYTES_MAX: Final = 256 << 10
 PIECES: Final = 4
 RANKED_BYTES: Final = 32 << 10  # of the sample; entropies need less than a trial
-TIE: Final = 1.01  # entropies that differ by less are taken for equal
+# Entropies that differ by less are taken for equal. On few bytes, finer planes always seem a little
+# better; a phase that is off by one loses no more than the link of one bit to its exponent.
+LAYOUT_TIE: Final = 1.01
+PHASE_TIE: Final = 1.001
 PLANE_GAIN_MIN: Final = 0.03  # what wins less is stored, so that decoding it is a copy
 ENTROPY_PREFERRED: Final = 1.01  # `SEARCH` has to win more, since it takes twice the time
 
@@ -142,18 +145,26 @@ def layouts_of(dtype: bytes) -> tuple[Layout, ...]:
 
 def _ranked(sample: memoryview, dtype: bytes, scratch: Scratch) -> tuple[Layout, int] | None:
     """The layout and phase whose planes have the least entropy."""
-    candidates = [
-        (layout, phase)
+    found = [
+        _first_as_good(
+            # Turned bits cross from byte to byte; without, another phase only swaps the planes.
+            [
+                (_entropy_bytes(sample, layout, phase, scratch), layout, phase)
+                for phase in range(layout.element_bytes if layout.rotated else 1)
+            ],
+            PHASE_TIE,
+        )
         for layout in layouts_of(dtype)
-        # Turned bits cross from byte to byte; without, another phase only swaps the planes.
-        for phase in range(layout.element_bytes if layout.rotated else 1)
     ]
-    if len(candidates) < 2:
-        return next(iter(candidates), None)
-    entropies = [_entropy_bytes(sample, layout, phase, scratch) for layout, phase in candidates]
-    # Finer planes always seem a little better on few bytes: the first that is as good is taken.
-    enough = min(entropies) * TIE
-    return next(each for each, found in zip(candidates, entropies, strict=True) if found <= enough)
+    return _first_as_good(found, LAYOUT_TIE)[1:] if found else None
+
+
+def _first_as_good(
+    found: Sequence[tuple[float, Layout, int]], tie: float
+) -> tuple[float, Layout, int]:
+    """The first whose entropy is the least, or hardly more."""
+    enough = min(entropy for entropy, _, _ in found) * tie
+    return next(each for each in found if each[0] <= enough)
 
 
 def _whole(sample: memoryview, layout: Layout, phase: int) -> memoryview:
