@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import commands, places, profile, rounds
+from bench import codec, commands, places, profile, rounds
 from bench.daemon import DaemonFailed
 from bench.fio import FioFailed
 from bench.memory import NoStatistics
@@ -27,7 +27,8 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m bench",
         description="Measure a ctxfs mount beside plain tmpfs, the local file system and fio. "
         "Instead, `python -m bench memory` measures the daemon's memory for each block, "
-        "`python -m bench profile` where the time of an open goes.",
+        "`python -m bench profile` where the time of an open goes, `python -m bench codec` the "
+        "size and speed of compressed blocks.",
         epilog=f"Measures: {', '.join(rounds.names())}.",
     )
     parser.add_argument("--size", type=block_size, default="2MiB", help="of a block (%(default)s)")
@@ -84,6 +85,26 @@ def profile_parser() -> argparse.ArgumentParser:
     _number(parser, "--opens", 20_000, "that are timed")
     _number(parser, "--functions", 20, "of the daemon to show, by their own time")
     parser.add_argument("--size", type=size, default="2MiB", help="of the block (%(default)s)")
+    _where_to(parser)
+    return parser
+
+
+def codec_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench codec",
+        description="Encode and decode blocks of K and V: the codec, plain zstd and, where it is "
+        "installed, zipnn. Without files, the demo's model computes some, in bf16 and fp16.",
+    )
+    parser.add_argument(
+        "files",
+        type=Path,
+        nargs="*",
+        metavar="FILE",
+        help="a block each; what is behind the last dot of the name is its dtype",
+    )
+    _number(parser, "--tokens", 8192, "of text for the demo's model")
+    _number(parser, "--rounds", 5, "medians are taken over them")
+    _number(parser, "--threads", 2, "for a way of ours that shares a block out; 1: leave it out")
     _where_to(parser)
     return parser
 
@@ -176,8 +197,9 @@ def console() -> Console:
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     out = console()
-    name = given[0] if given[:1] in (["memory"], ["profile"]) else "places"
+    name = given[0] if given[:1] in (["codec"], ["memory"], ["profile"]) else "places"
     make_parser, command = {
+        "codec": (codec_parser, codec.codec),
         "memory": (memory_parser, commands.memory_per_block),
         "profile": (profile_parser, profile.where_an_open_goes),
         "places": (parser, commands.side_by_side),

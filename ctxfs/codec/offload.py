@@ -93,7 +93,7 @@ class Offload(Protocol):
 def _parameters(effort: Effort, level: int) -> ZstdCompressionParameters:
     if effort is Effort.ENTROPY:
         # Chance matches in a plane of exponents cost time and size: docs/codec.md.
-        return ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6, window_log=17)
+        return ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6, window_log=16)
     return ZstdCompressionParameters.from_level(level)
 
 

@@ -15,28 +15,28 @@ from ctxfs.codec.header import (
     Method,
 )
 from ctxfs.codec.offload import CPU, TAG_BYTES, ZSTD_LEVEL_MAX, Buffer, Compression, Effort, Offload
-from ctxfs.codec.planes import PLAIN, Layout, Scratch, split
+from ctxfs.codec.planes import PLAIN, SCRATCHES, Layout, Scratch, split
 from ctxfs.errors import ConfigError
 
 WORTHWHILE_BYTES: Final = 16 << 10  # below, what is won does not fill a sector
-SAMPLE_PART: Final = 32  # one byte in so many
+SAMPLE_PART: Final = 64  # one byte in so many
 SAMPLE_BYTES_MIN: Final = 32 << 10
-SAMPLE_BYTES_MAX: Final = 256 << 10
-PIECES: Final = 4
-RANKED_BYTES: Final = 32 << 10  # of the sample; entropies need less than a trial
+SAMPLE_BYTES_MAX: Final = 128 << 10
+PIECES: Final = 8
+RANKED_BYTES: Final = 16 << 10  # of the sample; entropies need less than a trial
 # Entropies that differ by less are taken for equal. On few bytes, finer planes always seem a little
 # better; a phase that is off by one loses no more than the link of one bit to its exponent.
 LAYOUT_TIE: Final = 1.01
 PHASE_TIE: Final = 1.001
 PLANE_GAIN_MIN: Final = 0.03  # what wins less is stored, so that decoding it is a copy
-ENTROPY_PREFERRED: Final = 1.01  # `SEARCH` has to win more, since it takes twice the time
+# A search takes up to twice the time, so it has to win a little more.
+_HANDICAPS: Final = {Effort.ENTROPY: 1.0, Effort.SEARCH: 1.005}
 
-_HALF = (Layout(2, True),)
 _NAMES: Final[dict[bytes, tuple[Layout, ...]]] = {
-    **dict.fromkeys((b"bf16", b"bfloat16", b"fp16", b"float16", b"half"), _HALF),
+    **dict.fromkeys((b"bf16", b"bfloat16"), (Layout(2, True),)),
     **dict.fromkeys((b"fp32", b"float32", b"float"), (Layout(4, True),)),
     **dict.fromkeys((b"fp64", b"float64", b"double"), (Layout(8, True),)),
-    **dict.fromkeys((b"int16", b"uint16"), (Layout(2, False),)),
+    **dict.fromkeys((b"fp16", b"float16", b"half", b"int16", b"uint16"), (Layout(2, False),)),
     **dict.fromkeys((b"int32", b"uint32"), (Layout(4, False),)),
     **dict.fromkeys((b"int64", b"uint64"), (Layout(8, False),)),
     **dict.fromkeys((b"int8", b"uint8", b"int4", b"uint4", b"bool"), ()),
@@ -112,16 +112,26 @@ def plan(
     """
     if len(source) < WORTHWHILE_BYTES:
         return None
-    sample = sample_of(source)
-    scratch = Scratch()
-    best = _trial(sample, PLAIN, 0, settings, offload, scratch)
-    ranked = _ranked(sample[:RANKED_BYTES], dtype, scratch)
-    if ranked is not None:
-        other = _trial(sample, *ranked, settings, offload, scratch)
-        best = max(best, other, key=lambda found: found.ratio)
-    if best.ratio * (1 - settings.gain_min) < 1:
-        return None
-    return best if clock_ns is None else _timed(sample, best, offload, scratch, clock_ns)
+    sample, scratch = sample_of(source), SCRATCHES.take()
+    try:
+        best = _best(_Trial(sample, settings, offload, scratch), dtype)
+        if best.ratio * (1 - settings.gain_min) < 1:
+            return None
+        return best if clock_ns is None else _timed(sample, best, offload, scratch, clock_ns)
+    finally:
+        SCRATCHES.give(scratch)
+
+
+def _best(trial: "_Trial", dtype: bytes) -> Plan:
+    # Bytes as they stand are not dense enough in any value for chance matches to do harm.
+    plain = trial.run(PLAIN, 0, (Effort.SEARCH,))
+    # The end of the sample has no header in it. Where it begins must keep the phase.
+    begin = max(0, len(trial.sample) - RANKED_BYTES) // CHUNK_UNIT * CHUNK_UNIT
+    ranked = _ranked(trial.sample[begin:], dtype, trial.scratch)
+    if ranked is None:
+        return plain
+    planes = trial.run(*ranked, (Effort.ENTROPY, Effort.SEARCH))
+    return max(plain, planes, key=lambda found: found.ratio)
 
 
 def sample_of(source: memoryview) -> memoryview:
@@ -183,35 +193,40 @@ def _entropy_bytes(sample: memoryview, layout: Layout, phase: int, scratch: Scra
     return total / len(planes)
 
 
-def _trial(
-    sample: memoryview,
-    layout: Layout,
-    phase: int,
-    settings: CodecSettings,
-    offload: Offload,
-    scratch: Scratch,
-) -> Plan:
-    """Compress the sample in every way and keep the best for each plane."""
-    found = [
-        _effort(plane.data, settings, offload)
-        for plane in split(_whole(sample, layout, phase), layout, scratch)
-    ]
-    size = sum(length for _, length in found)
-    efforts = tuple(effort for effort, _ in found)
-    ratio = layout.planes * (len(sample) // layout.planes) / max(1, size)
-    return Plan(settings=settings, layout=layout, phase=phase, efforts=efforts, ratio=ratio)
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Compressing the sample in several ways."""
 
+    sample: memoryview
+    settings: CodecSettings
+    offload: Offload
+    scratch: Scratch
 
-def _effort(plane: Buffer, settings: CodecSettings, offload: Offload) -> tuple[Effort, int]:
-    """The way to take for a plane, and its length then."""
-    tried = (Effort.ENTROPY, Effort.SEARCH)
-    frames = offload.compress([Compression(plane, effort, settings.level) for effort in tried])
-    entropy, search = (len(plane if frame is None else frame) for frame in frames)
-    effort = Effort.ENTROPY if entropy <= search * ENTROPY_PREFERRED else Effort.SEARCH
-    length = entropy if effort is Effort.ENTROPY else search
-    if length > len(plane) * (1 - PLANE_GAIN_MIN):
-        return Effort.RAW, len(plane)
-    return effort, length
+    def run(self, layout: Layout, phase: int, efforts: Sequence[Effort]) -> Plan:
+        """The best of `efforts` for each plane."""
+        planes = split(_whole(self.sample, layout, phase), layout, self.scratch)
+        found = [self._best(plane.data, efforts) for plane in planes]
+        ratio = sum(len(plane) for plane in planes) / max(1, sum(length for _, length in found))
+        return Plan(
+            settings=self.settings,
+            layout=layout,
+            phase=phase,
+            efforts=tuple(effort for effort, _ in found),
+            ratio=ratio,
+        )
+
+    def _best(self, plane: Buffer, efforts: Sequence[Effort]) -> tuple[Effort, int]:
+        """How to compress a plane, and its length then."""
+        level = self.settings.level
+        frames = self.offload.compress([Compression(plane, effort, level) for effort in efforts])
+        lengths = {
+            effort: len(plane if frame is None else frame)
+            for effort, frame in zip(efforts, frames, strict=True)
+        }
+        effort = min(lengths, key=lambda each: lengths[each] * _HANDICAPS[each])
+        if lengths[effort] > len(plane) * (1 - PLANE_GAIN_MIN):
+            return Effort.RAW, len(plane)
+        return effort, lengths[effort]
 
 
 def _timed(

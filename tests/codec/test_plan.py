@@ -52,6 +52,12 @@ def test_the_phase_is_found_behind_a_header_of_odd_length(dtype: bytes, header: 
     assert len(in_phase) < len(out) * 0.995
 
 
+@pytest.mark.parametrize("behind", range(4))
+def test_the_phase_of_a_block_that_is_all_sample_is_found(behind: int) -> None:
+    found = planned(bytes(1) + bf16(12_000) + bytes(behind), b"bf16")
+    assert (found.layout, found.phase) == (BF16, 1)
+
+
 def test_fp32_is_recognised_in_every_phase() -> None:
     content = floats(MANY).tobytes()
     aligned = planned(content)
@@ -75,7 +81,7 @@ def test_fp16_and_eight_bit_numbers_are_worth_it_where_they_are() -> None:
     assert planned(fp16(MANY), b"fp16").ratio > 1.1
     scaled = (floats(MANY) * 30).clip(-127, 127).astype(np.int8).tobytes()
     found = planned(scaled, b"int8")
-    assert (found.layout, found.efforts) == (PLAIN, (Effort.ENTROPY,))
+    assert (found.layout, found.efforts) == (PLAIN, (Effort.SEARCH,))
     assert found.ratio > 1.1
 
 
@@ -142,10 +148,10 @@ def test_the_chosen_way_is_timed_where_there_is_a_clock() -> None:
 def test_the_sample_comes_from_all_over_and_keeps_the_phase() -> None:
     content = np.arange(1 << 20, dtype="<u8").tobytes()
     sample = np.frombuffer(sample_of(memoryview(content)), "<u8")
-    assert len(sample) * 8 <= 256 << 10
+    assert len(sample) * 8 <= 128 << 10
     assert sample[0] == 0
     assert sample[-1] > (1 << 20) * 0.99
-    assert np.count_nonzero(np.diff(sample) != 1) == 3
+    assert np.count_nonzero(np.diff(sample) != 1) == 7
 
 
 def test_what_is_only_to_be_encrypted_has_a_plan_too() -> None:
