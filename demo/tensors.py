@@ -7,10 +7,11 @@ in fp16. The text is this project's own pages.
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from demo.transformer import Floats, ModelMissing, Transformer, load, to_bf16
+from demo.transformer import Floats, ModelMissing, Transformer, parts, to_bf16
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/*.md", "bench/*.md")
@@ -22,27 +23,27 @@ EXIT_CANNOT = 2
 class Listening(Transformer):
     """The model, which keeps K and V as they were computed, before they are rounded."""
 
-    heard: list[Floats]
+    def __init__(self, config: dict[str, Any], weights: dict[str, Floats]) -> None:
+        super().__init__(config, weights)
+        self._heard: list[Floats] = []
 
     def _linear(self, name: str, values: Floats) -> Floats:
         result = super()._linear(name, values)
         if name.endswith(("attention.self.key", "attention.self.value")):
-            self.heard.append(result)
+            self._heard.append(result)
         return result
 
     def tensors(self, tokens: list[int]) -> Floats:
         """(layers, 2, tokens, hidden) of a text that begins here."""
-        self.heard = []
+        self._heard = []
         self.forward(tokens, self.no_past())
-        return np.stack(self.heard).reshape(self.layers, 2, len(tokens), self.hidden)
+        return np.stack(self._heard).reshape(self.layers, 2, len(tokens), self.hidden)
 
 
 def write(folder: Path, tokens_max: int) -> int:
     """Fill `folder`. Returns how many blocks there are of each dtype."""
-    model, tokenizer = load()
-    # The same weights in a class of more methods.
-    model.__class__ = Listening
-    assert isinstance(model, Listening)
+    config, weights, tokenizer = parts()
+    model = Listening(config, weights)
     paths = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
     tokens = tokenizer.ids("\n".join(path.read_text(encoding="utf-8") for path in paths))
     count = 0

@@ -149,7 +149,13 @@ def from_bf16(patterns: Stored) -> Floats:
 
 
 def load() -> tuple[Transformer, Tokenizer]:
-    """The model and its tokenizer, from the installed package. Raises ModelMissing.
+    """The model and its tokenizer, from the installed package. Raises ModelMissing."""
+    config, weights, tokenizer = parts()
+    return Transformer(config, weights), tokenizer
+
+
+def parts() -> tuple[dict[str, Any], dict[str, Floats], Tokenizer]:
+    """Configuration, weights by name, tokenizer. Raises ModelMissing.
 
     The package is found and not imported: importing it is never needed, and this way nothing it
     might want (torch) is needed either.
@@ -164,7 +170,7 @@ def load() -> tuple[Transformer, Tokenizer]:
     folder = Path(spec.submodule_search_locations[0]) / "model"
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     weights = load_file(folder / "model.safetensors")
-    return Transformer(config, weights), Tokenizer.from_file(folder / "vocab.txt")
+    return config, weights, Tokenizer.from_file(folder / "vocab.txt")
 
 
 _HOW = (

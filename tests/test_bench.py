@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import bench.daemon
@@ -260,3 +261,28 @@ def test_a_mount_point_with_a_space_is_recognised(tmp_path: Path) -> None:
             assert kinds[str(place.path).encode()] == "tmpfs"
             assert is_mounted(place.path)
     assert not is_mounted(folder / "tmpfs")
+
+
+def test_the_codec_is_measured_on_given_blocks_beside_zstd(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    given = [tmp_path / "a.bf16", tmp_path / "b.bf16", tmp_path / "c.fp16"]
+    for path in given:
+        numbers = rng.standard_normal(50_000, dtype=np.float32)
+        bits = numbers.view(np.uint32) >> 16 if path.suffix == ".bf16" else numbers
+        path.write_bytes(bits.astype("<u2" if path.suffix == ".bf16" else "<f2").tobytes())
+    file = tmp_path / "out.json"
+    names = [str(path) for path in given]
+    options = ["--rounds", "2", "--dir", str(tmp_path), "--json", str(file)]
+    assert main(["codec", *names, *options]) == 0
+    found = json.loads(file.read_text())
+    rows = {(row["dtype"], row["way"]): row for row in found["rows"]}
+    assert {dtype for dtype, _ in rows} == {"bf16", "fp16"}
+    assert rows["bf16", "ctxfs"]["raw_bytes"] == 200_000
+    assert rows["bf16", "ctxfs"]["ratio"] > rows["bf16", "zstd -1"]["ratio"]
+    assert all(len(row["encode"]) == len(row["decode_cpu"]) == 2 for row in found["rows"])
+
+
+def test_blocks_that_do_not_compress_are_said_to_leave_nothing_to_measure(tmp_path: Path) -> None:
+    noise = tmp_path / "noise.bf16"
+    noise.write_bytes(np.random.default_rng(1).bytes(100_000))
+    assert main(["codec", str(noise), "--dir", str(tmp_path)]) == 1
