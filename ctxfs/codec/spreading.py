@@ -32,27 +32,39 @@ def spread_out(
     An error is raised only when nothing runs any more: the memory that tasks write to is the
     caller's again then. Whoever stops listening early has to close this, which waits as well.
     """
-
-    stopped = False
+    # A thread holds its last task a moment longer than the caller waits for it. What the task holds
+    # goes with this, so that the memory behind can be unmapped at once.
+    doing: list[Callable[[Sequence[int]], T]] = [work]
+    del work
 
     def task(numbers: Sequence[int]) -> T | _Failed | None:
-        if stopped:
-            return None
         try:
-            return work(numbers)
+            # A copy, in one step: it may be emptied meanwhile, and then there is nothing to do.
+            for each in doing[:]:
+                return each(numbers)
         except CtxfsError as error:
             return _Failed(error)
+        return None
 
     batches = [range(first, min(first + batch, chunks)) for first in range(0, chunks, batch)]
-    for first in range(0, len(batches), TASKS_MAX):
-        wave = iter(spread(task, batches[first : first + TASKS_MAX]))
-        try:
-            for result in wave:
-                if isinstance(result, _Failed):
-                    raise result.error
-                yield result
-        finally:
-            stopped = True
-            for _ in wave:
-                pass
-            stopped = False
+    try:
+        for first in range(0, len(batches), TASKS_MAX):
+            yield from _wave(spread(task, batches[first : first + TASKS_MAX]), doing)
+    finally:
+        doing.clear()
+
+
+def _wave(results: Iterable[T | _Failed], doing: list[Any]) -> Generator[T, None, None]:
+    """Hand results on; at the end, whatever it is, see to it that no task runs on."""
+    wave = iter(results)
+    try:
+        for result in wave:
+            if isinstance(result, _Failed):
+                raise result.error
+            yield result
+    except BaseException:
+        doing.clear()
+        raise
+    finally:
+        for _ in wave:
+            pass

@@ -1,5 +1,6 @@
 """Whole blocks to streams and back."""
 
+import mmap
 import threading
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -261,6 +262,33 @@ def test_a_failure_is_raised_when_no_thread_writes_any_more() -> None:
             decode_into(memoryview(stream), target, spread=spread)  # type: ignore[arg-type]
         assert running == 0
     target.release()
+
+
+def test_memory_can_be_unmapped_at_once_though_threads_still_hold_their_tasks() -> None:
+    content = bf16(40 * 2048)
+    held: list[object] = []
+
+    def spread(function: Any, tasks: Any) -> Any:
+        held.append(function)
+        return threads.map(function, tasks)
+
+    source, target = mmap.mmap(-1, len(content)), mmap.mmap(-1, len(content))
+    source[:] = content
+    room = mmap.mmap(-1, encoded_length_max(len(content), SMALL))
+    with ThreadPoolExecutor(3) as threads:
+        with (
+            memoryview(source) as plain,
+            memoryview(target) as result,
+            memoryview(room) as whole,
+        ):
+            stream = encode(plain, plan_for(BF16), lambda _: whole, keys=ring(), spread=spread)
+            assert stream is not None
+            with stream:
+                decode_into(stream, result, keys=ring(), spread=spread)
+        assert target[:] == content
+        for each in (source, target, room):
+            each.close()
+    assert len(held) == 6
 
 
 def test_memory_stays_bounded_whatever_the_block() -> None:
