@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxfs.codec.header import FIXED_BYTES, MAGIC, Header, read_header
@@ -131,6 +131,7 @@ def test_a_later_version_is_told_from_a_flipped_bit() -> None:
     assert not issubclass(NewerStream, CopyCorrupt)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=600))
 def test_any_bytes_at_all_are_refused(data: bytes) -> None:
     for stream in (data, MAGIC + data, sealed_again(*[header_with(data)])):
@@ -144,6 +145,7 @@ def header_with(data: bytes) -> bytes:
     return stream.ljust(600, b"\0")
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_chunks_of_any_content_with_right_checksums_are_refused_or_fit(data: st.DataObject) -> None:
     """What a forger can do who knows the format, where there is no key."""

@@ -4,7 +4,7 @@ import base64
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxfs.codec.keyring import Key, KeyRing, parse_keys
@@ -27,6 +27,7 @@ def test_a_key_file_is_lines_of_an_id_and_a_key(text: str, keys: list[Key]) -> N
     assert parse_keys(text.encode()) == keys
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=32, max_size=32))
 def test_a_key_file_of_32_bytes_is_the_key(content: bytes) -> None:
     (key,) = parse_keys(content)
@@ -57,6 +58,7 @@ def test_what_is_no_key_file_is_refused_without_showing_keys(text: str) -> None:
     assert BASE64 not in str(caught.value)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_keys_or_refused(content: bytes) -> None:
     with contextlib.suppress(ConfigError):

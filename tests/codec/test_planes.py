@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxfs.codec.planes import ELEMENT_BYTES, Layout, Scratch, join, split
@@ -11,6 +11,7 @@ from tests.codec.contents import BF16, bf16
 LAYOUTS = [Layout(size, rotated) for size in ELEMENT_BYTES for rotated in (False, True)]
 
 
+@settings(deadline=None)
 @given(
     layout=st.sampled_from(LAYOUTS),
     content=st.binary(max_size=300),

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxfs.codec.header import FIXED_BYTES, Method, nonce
@@ -59,6 +59,7 @@ patterns = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(
     layout=layouts,
     phase=st.integers(0, 7),
