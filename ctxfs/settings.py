@@ -33,7 +33,7 @@ from ctxfs.units import GIB, KIB, SECOND_NS
 Channel = Literal["auto", "direct", "pyfuse3"]
 Huge = Literal["within_size", "always", "never"]
 Compress = Literal["auto", "never"]
-EngineName = Literal["auto", "io_uring", "threads"]
+EngineName = Literal["auto", "io_uring", "threads", "nvme"]
 OnTrouble = Literal["miss", "error"]
 LogFormat = Literal["human", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -120,7 +120,7 @@ class ColdConfig:
     size_bytes: int | None = field(default=None, metadata=_key("size", SIZE))
     format: bool = field(default=False, metadata=_key("format", FLAG))
     engine: EngineName = field(
-        default="auto", metadata=_key("engine", one_of("auto", "io_uring", "threads"))
+        default="auto", metadata=_key("engine", one_of("auto", "io_uring", "threads", "nvme"))
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ctxfs.config import COLD_BYTES_MIN, ColdConfig, Config
-from ctxfs.device import shm
+from ctxfs.device import nvmedrive, shm
 from ctxfs.errors import ConfigError
 from ctxfs.units import format_size
 from mountd import channels, mounts
@@ -189,7 +189,7 @@ def _cold(device: ColdConfig, state: Path) -> Iterator[str]:
         yield f"cold {path}: this user may not read and write it"
     if wanted < COLD_BYTES_MIN:
         yield f"cold {path}: must have at least {format_size(COLD_BYTES_MIN)}"
-    if path.is_block_device():
+    if path.exists() and not path.is_file():
         if there is not None and wanted > there:
             yield f"cold {path}: has {format_size(there)}, less than its size of " + format_size(
                 wanted
@@ -218,8 +218,12 @@ def _bytes_there(path: Path) -> int | None:
         info = path.stat()
         if stat.S_ISREG(info.st_mode):
             return info.st_size
+        if nvmedrive.is_command_device(path):
+            return nvmedrive.size_bytes(path)
         if not stat.S_ISBLK(info.st_mode):
-            raise ConfigError(f"cold {path}: is neither a file nor a block device")
+            raise ConfigError(
+                f"cold {path}: is neither a file, a block device nor an NVMe command device"
+            )
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.lseek(fd, 0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Opening a raw block device, or a preallocated file, for direct I/O, and choosing the engine."""
+"""Opening a raw device, or a preallocated file, for direct I/O, and choosing the engine."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import trio
 
-from ctxfs.device import mounts, uring
+from ctxfs.device import mounts, nvmedrive, uring
+from ctxfs.device.nvme import NvmeCommands
 from ctxfs.device.requests import Target, block_device_size
 from ctxfs.device.ringengine import UringEngine
 from ctxfs.device.threads import ThreadEngine
@@ -56,6 +57,7 @@ class OpenedDevice:
     logical_block_size: int  # the smallest unit the medium itself knows
     direct: bool  # False: this file system has no O_DIRECT, the page cache lies between
     why_not_uring: str | None  # None with io_uring; otherwise why not, for people
+    drive: nvmedrive.Drive | None = None  # an NVMe drive that takes commands; it owns `fd`
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry requests until cancelled."""
@@ -64,7 +66,10 @@ class OpenedDevice:
     def close(self) -> None:
         """Let go of it, once `run` has ended. Call once."""
         self.engine.close()
-        os.close(self.fd)
+        if self.drive is None:
+            os.close(self.fd)
+        else:
+            self.drive.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +80,22 @@ class _Opened:
 
 
 async def open_engine(path: Path, size_bytes: int | None, *, engine: str = "auto") -> OpenedDevice:
-    """Open `path` and choose how to do I/O on it: "auto", "io_uring" or "threads".
+    """Open `path` and choose how to do I/O on it: "auto", "io_uring", "threads" or "nvme".
 
     A missing file is made, mode 0600, and preallocated to `size_bytes`; a smaller one grows to it;
     a larger one, or one without a size given, is used as large as it is. Of a block device the
-    first `size_bytes` are used, or all.
+    first `size_bytes` are used, or all. An NVMe drive named by its command device (/dev/ngXnY), or
+    with the engine "nvme", is sent commands, whole.
 
     Raises ConfigError for what can be mended (no size, no room, no right, too small, odd sectors,
     io_uring asked for and refused), DeviceBusy if somebody else uses it.
     """
-    if engine not in ("auto", "io_uring", "threads"):
-        raise ConfigError(f'engine "{engine}": it is "auto", "io_uring" or "threads"')
+    if engine not in ("auto", "io_uring", "threads", "nvme"):
+        raise ConfigError(f'engine "{engine}": it is "auto", "io_uring", "threads" or "nvme"')
+    if engine == "nvme" or nvmedrive.is_command_device(path):
+        if engine in ("io_uring", "threads"):
+            raise ConfigError(f'{path} takes NVMe commands only: engine must be "nvme" or "auto"')
+        return await trio.to_thread.run_sync(_open_drive, path, size_bytes)
     # Preallocation can take long.
     opened = await trio.to_thread.run_sync(_open, path, size_bytes)
     target = opened.target
@@ -119,6 +129,50 @@ def _choose(target: Target, engine: str) -> tuple[UringEngine | ThreadEngine, st
     if engine == "io_uring":
         raise ConfigError(f"io_uring was asked for, but: {refusal}")
     return ThreadEngine(target), refusal
+
+
+def _open_drive(path: Path, size_bytes: int | None) -> OpenedDevice:
+    """A drive that is sent NVMe commands; there is no other way to do that than io_uring."""
+    try:
+        ring = uring.Ring(uring.load_binding(), wide=True)
+    except uring.UringUnavailable as error:
+        raise ConfigError(
+            f"{path}: NVMe commands go through io_uring, but: {error}; its block device needs none"
+        ) from error
+    with contextlib.ExitStack() as undo:
+        undo.callback(ring.close)
+        drive = nvmedrive.open_drive(path)
+        undo.callback(drive.close)
+        found = drive.namespace
+        size = _usable_bytes(path, found.size_bytes, size_bytes)
+        target = Target(drive.fd, str(path), size, ALIGNMENT, is_block_device=True)
+        limit = drive.command_bytes_max
+        commands = NvmeCommands(target, found.number, found.block_bytes, limit)
+        engine = UringEngine(target, ring, commands)
+        undo.pop_all()
+    return OpenedDevice(
+        path=path,
+        engine=engine,
+        fd=drive.fd,
+        is_block_device=True,
+        size_bytes=size,
+        alignment=ALIGNMENT,
+        logical_block_size=found.block_bytes,
+        direct=True,
+        why_not_uring=None,
+        drive=drive,
+    )
+
+
+def _usable_bytes(path: Path, there_bytes: int, asked_bytes: int | None) -> int:
+    """How much of a device is used, a multiple of `ALIGNMENT`."""
+    if asked_bytes is not None and asked_bytes > there_bytes:
+        raise ConfigError(f"{path}: {asked_bytes} bytes were asked for, it has {there_bytes}")
+    size = there_bytes if asked_bytes is None else asked_bytes
+    size -= size % ALIGNMENT
+    if size < SIZE_MIN:
+        raise ConfigError(f"{path}: {size} bytes are too few: {SIZE_MIN} at least")
+    return size
 
 
 def _open(path: Path, size_bytes: int | None) -> _Opened:
@@ -177,10 +231,10 @@ def _prepare(path: Path, fd: int, size_bytes: int | None, *, direct: bool) -> _O
         raise DeviceBusy(f"{path} is in use by another daemon") from None
     is_block_device = stat.S_ISBLK(os.fstat(fd).st_mode)
     if is_block_device:
-        size = _device_size(path, fd, size_bytes)
+        size = block_device_size(fd)
         (unit,) = struct.unpack("=i", fcntl.ioctl(fd, _BLKSSZGET, bytes(4)))
     else:
-        size = _file_size(path, fd, size_bytes)
+        size = size_bytes = _file_size(path, fd, size_bytes)
         unit = 1
     memory_unit, offset_unit = _direct_alignment(fd)
     unit = max(unit, offset_unit)
@@ -189,20 +243,9 @@ def _prepare(path: Path, fd: int, size_bytes: int | None, *, direct: bool) -> _O
             f"{path}: it wants I/O in units of {max(unit, memory_unit)} bytes, "
             f"more than {ALIGNMENT}, which is not supported"
         )
-    size -= size % ALIGNMENT
-    if size < SIZE_MIN:
-        raise ConfigError(f"{path}: {size} bytes are too few: {SIZE_MIN} at least")
+    size = _usable_bytes(path, size, size_bytes)
     target = Target(fd, str(path), size, ALIGNMENT, is_block_device)
     return _Opened(target, unit, direct)
-
-
-def _device_size(path: Path, fd: int, size_bytes: int | None) -> int:
-    size = block_device_size(fd)
-    if size_bytes is None:
-        return size
-    if size_bytes > size:
-        raise ConfigError(f"{path}: {size_bytes} bytes were asked for, the device has {size}")
-    return size_bytes
 
 
 def _file_size(path: Path, fd: int, size_bytes: int | None) -> int:

@@ -37,7 +37,7 @@ class Engine(Protocol):
     never success: the rest is transferred or an error is raised.
     """
 
-    name: str  # "io_uring" or "threads"
+    name: str  # "io_uring", "nvme" or "threads"
     size_bytes: int
     alignment: int  # of offsets, lengths and addresses, bytes
 

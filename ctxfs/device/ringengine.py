@@ -2,84 +2,23 @@
 
 Tasks leave their requests in a queue; one task of the engine moves them into the ring, as many as
 it holds, and submits all of one turn of the loop together; another is woken by the kernel's
-eventfd and hands out results. Both are started by `run`.
+eventfd and hands out results. Both are started by `run`. What a request looks like, and what its
+result means, is the dialect's: files and block devices speak one, NVMe drives another.
 """
 
-import errno
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import trio
 
+from ctxfs.device.dialects import Dialect, Plain, TryAgain
 from ctxfs.device.engine import EngineStatistics, Span
-from ctxfs.device.requests import (
-    Counters,
-    Target,
-    check_present,
-    check_request,
-    failure,
-    nothing_moved,
-)
-from ctxfs.device.uring import FSYNC_DATASYNC, OP_FSYNC, OP_READ, OP_WRITE, Ring
+from ctxfs.device.requests import Counters, Target, check_request
+from ctxfs.device.transfers import Part, Transfer, Verb, cut
+from ctxfs.device.uring import Ring
 from ctxfs.errors import DeviceError
 
-PART_BYTES = 1 << 20  # larger requests are cut, so that a device works on the parts side by side
-RETRIES_MAX = 64  # of one part, when the kernel says EAGAIN or EINTR
 RESUBMIT_SECONDS = 0.01  # until the next try when the kernel had no memory for a submission
-
-_VERBS = {OP_READ: "read", OP_WRITE: "write"}
-
-
-@dataclass(slots=True, eq=False)
-class _Transfer:
-    """What one caller waits for: a number of parts."""
-
-    unsent: deque["_Part"] = field(default_factory=deque)
-    inflight: int = 0  # parts whose memory the kernel may be using
-    error: DeviceError | None = None  # the first one
-    ended: bool = False  # failed or given up: what is unsent is dropped, what is short stays so
-    settled: trio.Event = field(default_factory=trio.Event)
-
-    # Invariant: settled is set exactly when unsent is empty and inflight is 0.
-
-    def end(self, error: DeviceError | None = None) -> None:
-        """Send nothing more. The caller goes on once the kernel has let go of its memory."""
-        self.ended = True
-        self.error = self.error or error
-        self.unsent.clear()
-        self.settle()
-
-    def settle(self) -> None:
-        if not self.unsent and not self.inflight:
-            self.settled.set()
-
-
-@dataclass(slots=True, eq=False)
-class _Part:
-    """One request as the kernel sees it; `length` is 0 for a flush."""
-
-    transfer: _Transfer
-    opcode: int
-    offset: int = 0
-    address: int = 0
-    length: int = 0
-    retries: int = 0
-
-    @property
-    def what(self) -> str:
-        verb = _VERBS.get(self.opcode)
-        return f"{verb} of {self.length} bytes at {self.offset}" if verb else "flush"
-
-
-def _cut(transfer: _Transfer, opcode: int, offset: int, spans: Iterable[Span]) -> None:
-    """Fill `transfer` with parts that cover `spans`, laid end to end from `offset`."""
-    for span in spans:
-        for start in range(0, span.length, PART_BYTES):
-            length = min(PART_BYTES, span.length - start)
-            part = _Part(transfer, opcode, offset + start, span.address + start, length)
-            transfer.unsent.append(part)
-        offset += span.length
 
 
 class UringEngine:
@@ -90,19 +29,20 @@ class UringEngine:
     stays its owner's.
     """
 
-    name = "io_uring"
-
-    def __init__(self, target: Target, ring: Ring) -> None:
-        """Takes over `ring`."""
+    def __init__(self, target: Target, ring: Ring, dialect: Dialect | None = None) -> None:
+        """Takes over `ring`. Without a dialect: that of files and block devices."""
+        self._dialect: Dialect = dialect or Plain(target)
+        self.name = self._dialect.name
         self.size_bytes = target.size_bytes
         self.alignment = target.alignment
         self.strays = 0  # completions that belong to no request in flight
         self._target = target
         self._ring = ring
         self._counters = Counters()
-        self._waiting: deque[_Transfer] = deque()  # those with unsent parts; one part a turn
+        self._waiting: deque[Transfer] = deque()  # those with unsent parts; one part a turn
         # By number, in the order in which they went into the ring. Numbers are never used twice.
-        self._inflight: dict[int, _Part] = {}
+        self._inflight: dict[int, Part] = {}
+        self._resting: set[Part] = set()  # those that are sent again after a while
         self._numbers = 0
         self._asked = trio.Event()
         self._refusal: str | None = "its run() has not started"
@@ -112,6 +52,7 @@ class UringEngine:
         self._refusal = None
         try:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 nursery.start_soon(self._run_submission)
                 nursery.start_soon(self._run_completion)
                 task_status.started()
@@ -123,18 +64,18 @@ class UringEngine:
 
     async def read(self, offset: int, target: Span) -> None:
         total = check_request(self._target, offset, [target])
-        await self._perform(OP_READ, offset, [target])
+        await self._perform("read", offset, [target])
         self._counters.reads += 1
         self._counters.read_bytes += total
 
     async def write(self, offset: int, sources: Sequence[Span]) -> None:
         total = check_request(self._target, offset, sources)
-        await self._perform(OP_WRITE, offset, sources)
+        await self._perform("write", offset, sources)
         self._counters.writes += 1
         self._counters.written_bytes += total
 
     async def sync(self) -> None:
-        await self._perform(OP_FSYNC, 0, [])
+        await self._perform("flush", 0, [])
         self._counters.syncs += 1
 
     def statistics(self) -> EngineStatistics:
@@ -147,14 +88,14 @@ class UringEngine:
         self._refuse("it is closed")
         self._ring.close()
 
-    async def _perform(self, opcode: int, offset: int, spans: Sequence[Span]) -> None:
+    async def _perform(self, verb: Verb, offset: int, spans: Sequence[Span]) -> None:
         if self._refusal:
             raise self._refused()
-        transfer = _Transfer()
-        if opcode == OP_FSYNC:
-            transfer.unsent.append(_Part(transfer, opcode))
+        transfer = Transfer()
+        if verb == "flush":
+            transfer.unsent.append(Part(transfer, verb))
         else:
-            _cut(transfer, opcode, offset, spans)
+            cut(transfer, verb, offset, spans, self._dialect.part_size)
         self._waiting.append(transfer)
         self._asked.set()
         transfer.settle()  # at once where there are no bytes to move
@@ -199,15 +140,7 @@ class UringEngine:
             self._numbers += 1
             self._inflight[self._numbers] = part
             transfer.inflight += 1
-            self._ring.put(
-                part.opcode,
-                self._numbers,
-                fd=self._target.fd,
-                offset=part.offset,
-                address=part.address,
-                length=part.length,
-                flags=FSYNC_DATASYNC if part.opcode == OP_FSYNC else 0,
-            )
+            self._dialect.put(self._ring, self._numbers, part)
 
     def _submit(self) -> int:
         """How many entries the kernel has not taken, for want of memory."""
@@ -229,6 +162,8 @@ class UringEngine:
             part.transfer.end(self._refused())
         while self._waiting:
             self._waiting.popleft().end(self._refused())
+        while self._resting:
+            self._resting.pop().transfer.end(self._refused())
 
     def _refused(self) -> DeviceError:
         name = self._target.name
@@ -246,36 +181,40 @@ class UringEngine:
             self._take(part, result)
             part.transfer.settle()
 
-    def _take(self, part: _Part, result: int) -> None:
+    def _take(self, part: Part, result: int) -> None:
         """Account for one completed part: it is whole, or goes on, or ends its transfer."""
         transfer = part.transfer
-        if result < 0 and -result in (errno.EAGAIN, errno.EINTR) and part.retries < RETRIES_MAX:
+        pause_seconds = 0.0
+        try:
+            part.skip(self._dialect.judge(part, result))
+            if not part.length:
+                return
+        except TryAgain as again:
             part.retries += 1
-        elif result < 0:
-            transfer.end(failure(self._target, part.what, -result))
-        elif result > part.length:
-            transfer.end(failure(self._target, part.what, errno.EPROTO))
-        elif result == part.length:
-            self._check_flushed(part)
-            return
-        else:
-            # Only whole units count: the rest has to be aligned as well.
-            moved = result - result % self.alignment
-            if not moved:
-                transfer.end(nothing_moved(self._target, part.what))
-            part.offset += moved
-            part.address += moved
-            part.length -= moved
+            pause_seconds = again.seconds
+        except DeviceError as error:
+            transfer.end(error)
         if self._refusal:
             transfer.end(self._refused())
-        elif not transfer.ended:
-            if not transfer.unsent:
-                self._waiting.append(transfer)
-            transfer.unsent.append(part)
+        elif transfer.ended:
+            return
+        elif pause_seconds:
+            transfer.resting += 1
+            self._resting.add(part)
+            self._nursery.start_soon(self._rest, part, pause_seconds)
+        else:
+            self._send(part)
 
-    def _check_flushed(self, part: _Part) -> None:
-        if part.opcode == OP_FSYNC:
-            try:
-                check_present(self._target)
-            except DeviceError as error:
-                part.transfer.end(error)
+    def _send(self, part: Part) -> None:
+        transfer = part.transfer
+        if not transfer.unsent:
+            self._waiting.append(transfer)
+        transfer.unsent.append(part)
+
+    async def _rest(self, part: Part, seconds: float) -> None:
+        await trio.sleep(seconds)
+        self._resting.discard(part)
+        if not part.transfer.ended:
+            part.transfer.resting -= 1
+            self._send(part)
+            self._asked.set()

@@ -23,8 +23,11 @@ ENTRIES = 64  # of the submission queue, and so requests in flight at once; a po
 # buf_index, personality, splice_fd, addr3, padding (linux/io_uring.h).
 ENTRY = struct.Struct("<BBHiQQIIQHHiQQ")
 SQES_OFFSET = 0x10000000  # IORING_OFF_SQES
-OP_NOP, OP_FSYNC, OP_READ, OP_WRITE = 0, 3, 22, 23
+OP_NOP, OP_READV, OP_WRITEV, OP_FSYNC, OP_READ, OP_WRITE = 0, 1, 2, 3, 22, 23
+OP_URING_CMD = 46
 FSYNC_DATASYNC = 1
+SETUP_SQE128, SETUP_CQE32 = 1 << 10, 1 << 11
+COMMAND_AT = 48  # where a device's own command begins in an entry
 
 NEEDED_CPU_FLAGS = frozenset({"avx2", "avx512bw", "avx512f", "avx512vl", "bmi2", "movbe"})
 
@@ -105,13 +108,18 @@ def _refusal(error: OSError) -> str:
 
 
 class Ring:
-    """One submission and completion queue, as thin as can be. Not safe between threads."""
+    """One submission and completion queue, as thin as can be. Not safe between threads.
 
-    def __init__(self, binding: Binding, entries: int = ENTRIES) -> None:
+    A wide one has entries of twice the size, as commands to devices need them.
+    """
+
+    def __init__(self, binding: Binding, entries: int = ENTRIES, *, wide: bool = False) -> None:
         """Raises UringUnavailable where the kernel refuses."""
         if entries & (entries - 1):
             raise ValueError(f"{entries} entries: not a power of two")
         self.entries = entries
+        self._setup = SETUP_SQE128 | SETUP_CQE32 if wide else 0
+        self._stride = 2 * ENTRY.size if wide else ENTRY.size
         self._lib = binding
         self._ring, self._cqe = binding.Ring(), binding.Cqe()
         self._taken = 0
@@ -124,9 +132,9 @@ class Ring:
 
     def _init(self, undo: contextlib.ExitStack) -> None:
         # Cooperative or deferred completions (setup flags) made no difference that shows.
-        self._lib.io_uring_queue_init(self.entries, self._ring, 0)
+        self._lib.io_uring_queue_init(self.entries, self._ring, self._setup)
         undo.callback(self._lib.io_uring_queue_exit, self._ring)
-        size = self.entries * ENTRY.size
+        size = self.entries * self._stride
         self._sqes = undo.enter_context(mmap.mmap(self._ring.ring_fd, size, offset=SQES_OFFSET))
         # A forked child must not share the queue with us.
         self._sqes.madvise(mmap.MADV_DONTFORK)
@@ -144,14 +152,16 @@ class Ring:
         address: int = 0,
         length: int = 0,
         flags: int = 0,
+        command: bytes = b"",
     ) -> None:
         """Queue one request, named `number`; nothing happens before `submit`.
 
-        The caller never has more than `entries` requests queued and in flight.
+        The caller never has more than `entries` requests queued and in flight. A `command` needs a
+        wide ring.
         """
         if self._lib.io_uring_get_sqe(self._ring) is None:
             raise RuntimeError("the submission queue is full")
-        place = (self._taken & (self.entries - 1)) * ENTRY.size
+        place = (self._taken & (self.entries - 1)) * self._stride
         self._taken += 1
         # fmt: off
         ENTRY.pack_into(
@@ -159,6 +169,9 @@ class Ring:
             opcode, 0, 0, fd, offset, address, length, flags, number, 0, 0, 0, 0, 0,
         )
         # fmt: on
+        if command:
+            place += COMMAND_AT
+            self._sqes[place : place + len(command)] = command
 
     def submit(self) -> int:
         """Hand everything queued to the kernel. Returns how many entries it has not taken.

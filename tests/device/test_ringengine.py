@@ -12,9 +12,10 @@ import pytest
 import trio
 import trio.testing
 
+from ctxfs.device.dialects import RETRIES_MAX
 from ctxfs.device.engine import Span
 from ctxfs.device.requests import Target
-from ctxfs.device.ringengine import PART_BYTES, RETRIES_MAX, UringEngine
+from ctxfs.device.ringengine import UringEngine
 from ctxfs.device.uring import FSYNC_DATASYNC, OP_FSYNC, OP_READ, OP_WRITE, Ring
 from ctxfs.errors import DeviceError, DeviceLost
 from tests.device.fake_liburing import FakeLiburing, Request, carry_out
@@ -226,7 +227,7 @@ async def test_a_small_request_does_not_wait_for_all_of_a_large_one(fd: int) -> 
         large, small = Memory(SIZE), Memory(4096)
         bench.nursery.start_soon(bench.engine.read, 0, large.span)
         requests = await bench.taken(ENTRIES)
-        assert {request.length for request in requests} == {PART_BYTES}
+        assert {request.length for request in requests} == {MIB}
         bench.nursery.start_soon(bench.engine.read, 0, small.span)
         await bench.taken(ENTRIES)
         bench.kernel.complete(requests[0])
