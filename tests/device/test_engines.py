@@ -40,7 +40,7 @@ async def test_more_sources_than_one_call_takes_are_written(device: OpenedDevice
     spans = [source.at(n * 4096, 4096) for n in reversed(range(count))]
     await device.engine.write(0, spans)
     await device.engine.read(0, target.span)
-    pages = [content[n * 4096 :][:4096] for n in reversed(range(count))]
+    pages = [content[n * 4096 : (n + 1) * 4096] for n in reversed(range(count))]
     assert target.view == b"".join(pages)
 
 
