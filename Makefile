@@ -4,8 +4,10 @@ BIN := .venv/bin
 PREPARE := scripts/prepare.sh
 # Another Python of at least 3.11: make PYTHON=/usr/bin/python3 …
 export PYTHON
+# What boots a throw-away kernel with NVMe drives and runs a command there.
+LAB := ../shared/lab/lab
 
-.PHONY: help demo test check lint types arch man bench install links uninstall clean distclean
+.PHONY: help demo test test-lab check lint types arch man bench install links uninstall clean distclean
 .PHONY: prepare-run prepare-dev
 .NOTPARALLEL:
 
@@ -17,6 +19,9 @@ demo: prepare-run ## prepare the machine, mount, and put real K and V through it
 
 test: prepare-dev ## prepare the machine and run the tests; ARGS="-k expiry" chooses
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-lab: prepare-dev ## the tests that need NVMe drives, on a kernel of their own; LAB= names the lab
+	@$(BIN)/python -m tests.lab "$(LAB)" $(ARGS)
 
 check: lint types arch man test ## all that has to hold before a change goes in
 

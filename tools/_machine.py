@@ -74,7 +74,6 @@ def checks(machine: Machine, hot_bytes: int) -> Iterator[Check]:
     yield check_idling(machine)
     yield check_memory(machine, hot_bytes)
     yield check_locked_memory(machine, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
-    yield check_nvme(machine)
 
 
 def check_fuse_device(machine: Machine) -> Check:
@@ -289,15 +288,3 @@ def check_locked_memory(machine: Machine, limit_bytes: int) -> Check:
         f"{text}: io_uring may not be able to register its buffers",
         "ulimit -l, or LimitMEMLOCK= of the service",
     )
-
-
-def check_nvme(machine: Machine) -> Check:
-    name = "nvme"
-    drives = sorted(path for path in (machine.root / "dev").glob("ng*n*"))
-    if not drives:
-        return Check(name, OK, "no NVMe command devices; cold tiers use files and block devices")
-    closed = [drive.name for drive in drives if not os.access(drive, os.R_OK | os.W_OK)]
-    names = ", ".join(drive.name for drive in drives)
-    if closed:
-        return Check(name, WARN, f"{names}; not yours to open: {', '.join(closed)}", "run as root")
-    return Check(name, OK, names)

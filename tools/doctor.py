@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from . import _machine, _mounts
+from . import _drives, _machine, _mounts
 from ._cli import Subparsers, add_command
 from ._common import (
     FAILED,
@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
         told["tiers"].get("hot", {}).get("capacity_bytes", 0) for told in stats.values() if told
     )
     checks = list(_machine.checks(machine, hot_bytes))
+    checks.append(_drives.check_nvme(machine))
     for mount in mounts:
         checks += mount_checks(machine, mount, stats[mount.point])
     if not mounts:

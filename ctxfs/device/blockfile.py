@@ -167,7 +167,9 @@ def _open_drive(path: Path, size_bytes: int | None) -> OpenedDevice:
 def _usable_bytes(path: Path, there_bytes: int, asked_bytes: int | None) -> int:
     """How much of a device is used, a multiple of `ALIGNMENT`."""
     if asked_bytes is not None and asked_bytes > there_bytes:
-        raise ConfigError(f"{path}: {asked_bytes} bytes were asked for, it has {there_bytes}")
+        raise ConfigError(
+            f"{path}: {asked_bytes} bytes were asked for, the device has {there_bytes}"
+        )
     size = there_bytes if asked_bytes is None else asked_bytes
     size -= size % ALIGNMENT
     if size < SIZE_MIN:

@@ -5,6 +5,7 @@ the ring maps, so that their packing is tested as well. Requests are really carr
 descriptor that they name, when the test (or `automatic`) lets them complete.
 """
 
+import ctypes
 import errno
 import os
 from collections import deque
@@ -13,7 +14,18 @@ from dataclasses import dataclass, field
 
 from ctxfs.device.engine import Span
 from ctxfs.device.mapping import bytes_at
-from ctxfs.device.uring import ENTRY, OP_FSYNC, OP_READ, OP_WRITE, SQES_OFFSET
+from ctxfs.device.uring import (
+    COMMAND_AT,
+    ENTRY,
+    OP_FSYNC,
+    OP_READ,
+    OP_READV,
+    OP_URING_CMD,
+    OP_WRITE,
+    OP_WRITEV,
+    SETUP_SQE128,
+    SQES_OFFSET,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +39,7 @@ class Request:
     length: int
     flags: int
     number: int
+    command: bytes = b""
 
 
 class FakeRing:
@@ -35,6 +48,7 @@ class FakeRing:
     def __init__(self) -> None:
         self.ring_fd = os.memfd_create("ring", os.MFD_CLOEXEC)
         self.entries = 0
+        self.stride = ENTRY.size
         self.tail = 0  # entries handed out
         self.head = 0  # entries that the kernel took
         self.eventfd = -1
@@ -66,9 +80,18 @@ def carry_out(request: Request, limit: int | None = None) -> int:
     length = request.length if limit is None else min(limit, request.length)
     if length == 0:
         return 0
-    memory = bytes_at(Span(request.address, length))
-    call = {OP_READ: os.preadv, OP_WRITE: os.pwritev}[request.opcode]
-    return call(request.fd, [memory], request.offset)
+    call = {OP_READ: os.preadv, OP_WRITE: os.pwritev}.get(request.opcode)
+    if call:
+        return call(request.fd, [bytes_at(Span(request.address, length))], request.offset)
+    assert limit is None or limit >= request.length
+    call = {OP_READV: os.preadv, OP_WRITEV: os.pwritev}[request.opcode]
+    return call(request.fd, vectors_at(request.address, request.length), request.offset)
+
+
+def vectors_at(address: int, count: int) -> list[memoryview]:
+    """The memory that an array of struct iovec names."""
+    numbers = (ctypes.c_ulong * (2 * count)).from_address(address)
+    return [bytes_at(Span(*numbers[n : n + 2])) for n in range(0, 2 * count, 2)]
 
 
 @dataclass
@@ -93,7 +116,8 @@ class FakeLiburing:
 
     def io_uring_queue_init(self, entries: int, ring: FakeRing, flags: int, /) -> None:
         ring.entries = entries
-        os.ftruncate(ring.ring_fd, SQES_OFFSET + entries * ENTRY.size)
+        ring.stride = 2 * ENTRY.size if flags & SETUP_SQE128 else ENTRY.size
+        os.ftruncate(ring.ring_fd, SQES_OFFSET + entries * ring.stride)
 
     def io_uring_queue_exit(self, ring: FakeRing, /) -> None:
         os.close(ring.ring_fd)
@@ -116,12 +140,12 @@ class FakeLiburing:
         self.submissions += 1
         count = ring.tail - ring.head
         for _ in range(count):
-            place = SQES_OFFSET + ring.head % ring.entries * ENTRY.size
+            place = SQES_OFFSET + ring.head % ring.entries * ring.stride
             ring.head += 1
-            opcode, _, _, fd, offset, address, length, flags, number, *_ = ENTRY.unpack(
-                os.pread(ring.ring_fd, ENTRY.size, place)
-            )
-            request = Request(opcode, fd, offset, address, length, flags, number)
+            entry = os.pread(ring.ring_fd, ring.stride, place)
+            opcode, _, _, fd, offset, address, length, flags, number, *_ = ENTRY.unpack_from(entry)
+            command = entry[COMMAND_AT:] if opcode == OP_URING_CMD else b""
+            request = Request(opcode, fd, offset, address, length, flags, number, command)
             self.taken.append(request)
             self.seen.append(request)
             self.inflight_max = max(self.inflight_max, len(self.taken))

@@ -218,5 +218,5 @@ async def test_the_engine_can_be_asked_for(tmp_path: Path, engine_name: str) -> 
     async with opened(tmp_path / "device", SIZE_MIN, engine=engine_name) as device:
         assert device.engine.name == engine_name
         assert (device.why_not_uring is None) == (engine_name == "io_uring")
-    with pytest.raises(ConfigError, match='"auto", "io_uring" or "threads"'):
+    with pytest.raises(ConfigError, match='"io_uring", "threads" or "nvme"'):
         await open_engine(tmp_path / "device", None, engine="libaio")

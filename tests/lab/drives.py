@@ -24,7 +24,6 @@ PORTS = {"loop": TARGET / "ports/1", "tcp": TARGET / "ports/2"}  # the lab has m
 _numbers = itertools.count(100)
 
 
-
 @dataclass
 class Drive:
     """One drive; its nodes are gone once it is lost."""

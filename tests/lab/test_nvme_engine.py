@@ -1,5 +1,6 @@
 """NVMe commands on a drive: who may, what a command may be, and what becomes of a lost drive."""
 
+import contextlib
 import os
 import struct
 import subprocess
@@ -17,13 +18,21 @@ from tests.lab.drives import Drive
 SIZE = 64 * MIB
 
 
+def command(*words: str | Path) -> None:
+    """Run a program that is to succeed."""
+    subprocess.run(words, check=True)
+
+
+def succeeds(*words: str | Path) -> bool:
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
 async def test_a_drive_is_what_its_block_device_says(any_drive: Drive) -> None:
     sectors = int((Path("/sys/class/block") / any_drive.block.name / "size").read_text())
     async with opened(any_drive.command, None) as device:
         assert device.size_bytes == device.engine.size_bytes == sectors * 512 == SIZE
-        assert device.logical_block_size == int(
-            subprocess.check_output(["blockdev", "--getss", any_drive.block])
-        )
+        unit = Path("/sys/class/block") / any_drive.block.name / "queue/logical_block_size"
+        assert device.logical_block_size == int(unit.read_text())
         assert device.is_block_device
         assert device.direct
 
@@ -65,34 +74,33 @@ async def test_no_command_is_larger_than_the_drive_takes(any_drive: Drive) -> No
 async def test_only_the_asked_for_part_of_a_drive_is_used(one_drive: Drive) -> None:
     async with opened(one_drive.command, 32 * MIB) as device:
         assert device.size_bytes == 32 * MIB
-    with pytest.raises(ConfigError, match="were asked for, it has"):
+    with pytest.raises(ConfigError, match="were asked for, the device has"):
         await open_engine(one_drive.command, 65 * MIB)
 
 
 async def test_a_mounted_drive_is_refused(one_drive: Drive, tmp_path: Path) -> None:
-    subprocess.run(["mkfs.ext4", "-q", one_drive.block], check=True)
-    subprocess.run(["mount", one_drive.block, tmp_path], check=True)
+    command("mkfs.ext4", "-q", one_drive.block)
+    command("mount", one_drive.block, tmp_path)
     try:
         with pytest.raises(DeviceBusy, match=f"is mounted on {tmp_path}"):
             await open_engine(one_drive.command, None)
     finally:
-        subprocess.run(["umount", tmp_path], check=True)
+        command("umount", tmp_path)
 
 
 async def test_while_commands_are_sent_nobody_mounts_the_drive_or_sends_others(
     one_drive: Drive, tmp_path: Path
 ) -> None:
-    subprocess.run(["mkfs.ext4", "-q", one_drive.block], check=True)
-    mount = ["mount", one_drive.block, tmp_path]
+    command("mkfs.ext4", "-q", one_drive.block)
+    mount = ("mount", one_drive.block, tmp_path)
     async with opened(one_drive.command, None):
-        found = subprocess.run(mount, capture_output=True, text=True, check=False)
-        assert found.returncode != 0
+        assert not succeeds(*mount)
         with pytest.raises(DeviceBusy, match="used by another program"):
             await open_engine(one_drive.command, None)
         with pytest.raises(DeviceBusy, match="used by another program"):
             await open_engine(one_drive.block, None)
-    subprocess.run(mount, check=True)
-    subprocess.run(["umount", tmp_path], check=True)
+    command(*mount)
+    command("umount", tmp_path)
 
 
 async def test_a_drive_in_use_as_a_block_device_is_refused(one_drive: Drive) -> None:
@@ -140,17 +148,22 @@ async def test_a_drive_that_was_pulled_is_lost(one_drive: Drive, engine: str) ->
 @pytest.mark.parametrize("engine", ["nvme", "io_uring", "threads"])
 async def test_a_namespace_that_is_taken_back_is_lost(one_drive: Drive, engine: str) -> None:
     memory = Memory(8192)
+
+    async def write_is_lost() -> bool:
+        try:
+            await device.engine.write(0, [memory.span])
+        except DeviceLost:
+            return True
+        except DeviceError:
+            return False
+        return False
+
     async with opened(one_drive.block, None, engine=engine) as device:
         await device.engine.write(0, [memory.span])
         await trio.to_thread.run_sync(one_drive.disable)
-        with pytest.raises(DeviceLost):
-            while True:  # the kernel hears of it in its own time: until then writes are errors
-                try:
-                    await device.engine.write(0, [memory.span])
-                except DeviceLost:
-                    raise
-                except DeviceError:
-                    assert engine != "nvme"  # to whom the drive says why
+        # The kernel hears of it in its own time: until then, writes through it are errors.
+        while not await write_is_lost():
+            assert engine != "nvme"  # whom the drive tells why
 
 
 async def test_requests_in_flight_when_a_drive_is_pulled_all_end(one_drive: Drive) -> None:
@@ -159,7 +172,7 @@ async def test_requests_in_flight_when_a_drive_is_pulled_all_end(one_drive: Driv
 
     async def read_until_lost(memory: Memory) -> None:
         nonlocal ended
-        with pytest.raises(DeviceError):
+        with contextlib.suppress(DeviceError):
             while True:
                 await device.engine.read(0, memory.span)
         ended += 1
@@ -182,7 +195,7 @@ async def test_a_partitioned_drive_is_refused_by_the_names_of_its_partitions(
     table[446:462] = struct.pack("<B3sB3sII", 0, bytes(3), 0x83, bytes(3), 2048, 8192)
     table[510:] = b"\x55\xaa"
     one_drive.block.write_bytes(table)
-    subprocess.run(["blockdev", "--rereadpt", one_drive.block], check=True)
+    command("blockdev", "--rereadpt", one_drive.block)
     name = f"{one_drive.block.name}p1"
     try:
         with pytest.raises(ConfigError, match=f"is partitioned \\({name}\\)"):
@@ -190,8 +203,8 @@ async def test_a_partitioned_drive_is_refused_by_the_names_of_its_partitions(
         with pytest.raises(ConfigError, match="is a partition"):
             await open_engine(Path(f"/dev/{name}"), None, engine="nvme")
     finally:
-        subprocess.run(["wipefs", "-qa", one_drive.block], check=True)
-        subprocess.run(["blockdev", "--rereadpt", one_drive.block], check=True)
+        command("wipefs", "-qa", one_drive.block)
+        command("blockdev", "--rereadpt", one_drive.block)
     async with opened(one_drive.command, None):
         pass
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tools.conftest import Run
 from tests.tools.fakemount import STATS
-from tools import _machine, _mounts, doctor
+from tools import _drives, _machine, _mounts, doctor
 from tools._machine import Check, Machine
 from tools._mounts import Mounted
 
@@ -185,9 +185,33 @@ def test_locked_memory_limit_concerns_users(
     assert _machine.check_locked_memory(Machine(tmp_path, uid), limit).state == state
 
 
-def test_nvme_command_devices_are_named(tmp_path: Path) -> None:
-    assert _machine.check_nvme(machine(tmp_path, {})).state == "ok"
-    assert _machine.check_nvme(machine(tmp_path, {"dev/ng0n1": ""})).text == "ng0n1"
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ({}, "ng0n1 can be sent commands"),
+        ({"nvme0n1p1/partition": "1"}, "ng0n1 is partitioned (nvme0n1p1)"),
+        ({"nvme0n1p1/partition": "1", "nvme0n1p1/dev": "259:1"}, "ng0n1 is mounted on /data"),
+        ({"dev": "259:1"}, "ng0n1 is mounted on /data"),
+        ({"holders/dm-0/dev": "253:0"}, "ng0n1 is used by dm-0"),
+    ],
+)
+def test_nvme_drives_are_told_with_who_has_them(
+    tmp_path: Path, files: dict[str, str], text: str
+) -> None:
+    block = "sys/class/block/nvme0n1"
+    lines = "30 1 259:1 / /data rw - ext4 /dev/nvme0n1p1 rw\n"
+    tree = {"dev/ng0n1": "", "proc/self/mountinfo": lines, f"{block}/size": "8"}
+    tree |= {f"{block}/{name}": content for name, content in files.items()}
+    check = _drives.check_nvme(machine(tmp_path, tree))
+    assert (check.name, check.state, check.text) == ("nvme", "ok", text)
+
+
+def test_an_old_kernel_sends_no_nvme_commands(tmp_path: Path) -> None:
+    assert _drives.check_nvme(machine(tmp_path, {})).state == "ok"
+    machine(tmp_path, {"dev/ng0n1": ""})
+    check = _drives.check_nvme(Machine(tmp_path, 0, "5.15"))
+    assert check.state == "warn"
+    assert "5.19" in check.remedy
 
 
 def told(place: Machine, stats: dict[str, Any] | None) -> list[Check]:
