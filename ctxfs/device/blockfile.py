@@ -14,6 +14,7 @@ import trio
 
 from ctxfs.device import mounts, nvmedrive, uring
 from ctxfs.device.nvme import NvmeCommands
+from ctxfs.device.queues import request_bytes_max
 from ctxfs.device.requests import Target, block_device_size
 from ctxfs.device.ringengine import UringEngine
 from ctxfs.device.threads import ThreadEngine
@@ -231,7 +232,8 @@ def _prepare(path: Path, fd: int, size_bytes: int | None, *, direct: bool) -> _O
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise DeviceBusy(f"{path} is in use by another daemon") from None
-    is_block_device = stat.S_ISBLK(os.fstat(fd).st_mode)
+    found = os.fstat(fd)
+    is_block_device = stat.S_ISBLK(found.st_mode)
     if is_block_device:
         size = block_device_size(fd)
         (unit,) = struct.unpack("=i", fcntl.ioctl(fd, _BLKSSZGET, bytes(4)))
@@ -246,7 +248,8 @@ def _prepare(path: Path, fd: int, size_bytes: int | None, *, direct: bool) -> _O
             f"more than {ALIGNMENT}, which is not supported"
         )
     size = _usable_bytes(path, size, size_bytes)
-    target = Target(fd, str(path), size, ALIGNMENT, is_block_device)
+    piece = request_bytes_max(found.st_rdev if is_block_device else found.st_dev)
+    target = Target(fd, str(path), size, ALIGNMENT, is_block_device, piece)
     return _Opened(target, unit, direct)
 
 

@@ -4,7 +4,7 @@ import errno
 from typing import Final, Protocol
 
 from ctxfs.device.requests import Target, check_present, failure, nothing_moved
-from ctxfs.device.transfers import Part, PartSize
+from ctxfs.device.transfers import Part
 from ctxfs.device.uring import (
     FSYNC_DATASYNC,
     OP_FSYNC,
@@ -16,9 +16,6 @@ from ctxfs.device.uring import (
 )
 from ctxfs.errors import CtxfsError
 
-# Larger requests are cut, so that a device works on the parts side by side. A block and the header
-# before it make as many parts as the block alone.
-PART_SIZE = PartSize(about_bytes=1 << 20, slack_bytes=64 << 10)
 _OPCODES: Final = {"read": OP_READ, "write": OP_WRITE}
 _VECTORED: Final = {"read": OP_READV, "write": OP_WRITEV}
 RETRIES_MAX = 64  # of one part, when the kernel says EAGAIN or EINTR
@@ -36,7 +33,7 @@ class Dialect(Protocol):
     """The words of one kind of device."""
 
     name: str  # of the engine that speaks it
-    part_size: PartSize  # of one request
+    part_bytes: int  # what one request moves at most; larger ones are cut
 
     def put(self, ring: Ring, number: int, part: Part) -> None:
         """Queue `part` as request `number`."""
@@ -54,9 +51,9 @@ class Plain:
     """Reads, writes and flushes of a file or block device."""
 
     name = "io_uring"
-    part_size = PART_SIZE
 
     def __init__(self, target: Target) -> None:
+        self.part_bytes = target.request_bytes_max
         self._target = target
 
     def put(self, ring: Ring, number: int, part: Part) -> None:

@@ -10,8 +10,9 @@ import struct
 from typing import Final
 
 from ctxfs.device.dialects import TryAgain
+from ctxfs.device.queues import WHOLE_BYTES
 from ctxfs.device.requests import Target, failure
-from ctxfs.device.transfers import Part, PartSize
+from ctxfs.device.transfers import Part
 from ctxfs.device.uring import OP_URING_CMD, Ring
 from ctxfs.errors import DeviceError, DeviceLost
 
@@ -22,8 +23,6 @@ URING_CMD_IO = 0xC0484E80  # _IOWR('N', 0x80, struct nvme_uring_cmd)
 URING_CMD_IO_VEC = 0xC0484E81  # the same, with vectors at the address and their number for length
 FLUSH, WRITE, READ = 0, 1, 2
 _OPCODES: Final = {"flush": FLUSH, "write": WRITE, "read": READ}
-
-ABOUT_BYTES = 1 << 20  # larger commands gain nothing
 
 RETRY_SECONDS = 0.1  # a controller that resets, or a path that is lost, needs a moment
 RETRIES_MAX = 100
@@ -79,7 +78,7 @@ class NvmeCommands:
     def __init__(
         self, target: Target, namespace: int, block_bytes: int, command_bytes_max: int
     ) -> None:
-        self.part_size = PartSize(min(ABOUT_BYTES, command_bytes_max))
+        self.part_bytes = min(WHOLE_BYTES, command_bytes_max)
         self._target = target
         self._namespace = namespace
         self._block_bytes = block_bytes

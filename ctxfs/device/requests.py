@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ctxfs.device.engine import EngineStatistics, Span
+from ctxfs.device.queues import WHOLE_BYTES
 from ctxfs.errors import DeviceError, DeviceLost
 
 _BLKGETSIZE64 = 0x80081272  # _IOR(0x12, 114, size_t)
@@ -25,6 +26,7 @@ class Target:
     size_bytes: int
     alignment: int
     is_block_device: bool
+    request_bytes_max: int = WHOLE_BYTES  # that the kernel takes in one piece
 
 
 @dataclass(slots=True)

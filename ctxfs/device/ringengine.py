@@ -31,8 +31,8 @@ class UringEngine:
 
     def __init__(self, target: Target, ring: Ring, dialect: Dialect | None = None) -> None:
         """Takes over `ring`. Without a dialect: that of files and block devices."""
-        self._dialect: Dialect = dialect or Plain(target)
-        self.name = self._dialect.name
+        self.dialect: Dialect = dialect or Plain(target)
+        self.name = self.dialect.name
         self.size_bytes = target.size_bytes
         self.alignment = target.alignment
         self.strays = 0  # completions that belong to no request in flight
@@ -95,7 +95,7 @@ class UringEngine:
         if verb == "flush":
             transfer.unsent.append(Part(transfer, verb))
         else:
-            cut(transfer, verb, offset, spans, self._dialect.part_size)
+            cut(transfer, verb, offset, spans, self.dialect.part_bytes)
         self._waiting.append(transfer)
         self._asked.set()
         transfer.settle()  # at once where there are no bytes to move
@@ -140,7 +140,7 @@ class UringEngine:
             self._numbers += 1
             self._inflight[self._numbers] = part
             transfer.inflight += 1
-            self._dialect.put(self._ring, self._numbers, part)
+            self.dialect.put(self._ring, self._numbers, part)
 
     def _submit(self) -> int:
         """How many entries the kernel has not taken, for want of memory."""
@@ -186,7 +186,7 @@ class UringEngine:
         transfer = part.transfer
         pause_seconds = 0.0
         try:
-            part.skip(self._dialect.judge(part, result))
+            part.skip(self.dialect.judge(part, result))
             if not part.length:
                 return
         except TryAgain as again:

@@ -84,32 +84,18 @@ class Part:
         self.spans = left
 
 
-@dataclass(frozen=True, slots=True)
-class PartSize:
-    """How large parts are; both are multiples of 4096.
-
-    What is left over beside whole parts is no part of its own up to `slack_bytes`: the others
-    become a little larger.
-    """
-
-    about_bytes: int
-    slack_bytes: int = 0
-
-    def of(self, total: int) -> int:
-        """The length in bytes of each part but the last, so that all are about equal."""
-        count = max(1, -(-(total - self.slack_bytes) // self.about_bytes))
-        return -(-total // count // PAGE) * PAGE
-
-
-def cut(transfer: Transfer, verb: Verb, offset: int, spans: Sequence[Span], size: PartSize) -> None:
+def cut(
+    transfer: Transfer, verb: Verb, offset: int, spans: Sequence[Span], part_bytes: int
+) -> None:
     """Fill `transfer` with parts that cover `spans`, laid end to end from `offset`.
 
-    Neighbours share a part.
+    Parts are about equal, at most `part_bytes` long, and whole pages; neighbours share one.
     """
     total = sum(span.length for span in spans)
     if not total:
         return
-    even = size.of(total)
+    count = -(-total // part_bytes)
+    even = -(-total // count // PAGE) * PAGE
     part = Part(transfer, verb, offset)
     gathered: list[Span] = []
     for span in spans:

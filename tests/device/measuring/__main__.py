@@ -1,6 +1,6 @@
 """What registered files and buffers, vectors, parts and engines are worth on one device.
 
-    python -m tests.device.measure PATH [ENGINE...]
+    python -m tests.device.measuring PATH [ENGINE...]
 
 PATH is a device that may be overwritten, or a file, which is made where it is missing. Everything
 is measured in turns within one run; only ratios mean anything. docs/devices.md has what was found.
@@ -20,7 +20,8 @@ from ctxfs.device.blockfile import open_engine
 from ctxfs.device.dialects import Plain
 from ctxfs.device.engine import Engine
 from ctxfs.device.requests import Target
-from ctxfs.device.transfers import Part, PartSize, Transfer, Verb, cut
+from ctxfs.device.ringengine import UringEngine
+from ctxfs.device.transfers import Part, Transfer, Verb, cut
 from ctxfs.device.uring import ENTRY, OP_READ, OP_WRITE, Ring
 from tests.device.places import MIB, Memory, opened
 
@@ -137,7 +138,7 @@ def vectors(target: Target) -> None:
             spans = [memory.at(n * 4096, 4096) for n in reversed(range(count))]
             transfer = Transfer()
             if kind == "vectors":
-                cut(transfer, "write", 0, spans, PartSize(MIB))
+                cut(transfer, "write", 0, spans, MIB)
             else:
                 for n, span in enumerate(spans):
                     transfer.unsent.append(Part(transfer, "write", n * 4096, [span], 4096))
@@ -179,9 +180,14 @@ def cases(
     }
 
 
-async def time_case(path: Path, name: str, case: str, memory: Memory) -> tuple[float, float]:
+async def time_case(
+    path: Path, name: str, case: str, memory: Memory, part_bytes: int | None = None
+) -> tuple[float, float]:
     """Seconds, and seconds of the processor, that one request takes."""
-    async with opened(path, None, engine=name) as device:
+    async with opened(path, _size_of(path), engine=name) as device:
+        if part_bytes is not None:
+            assert isinstance(device.engine, UringEngine)
+            device.engine.dialect.part_bytes = part_bytes
         request, depth = cases(device.engine, memory)[case]
         rounds = 100 // depth if "4 KiB" in case and "spans" not in case else 12
         wall, cpu = time.perf_counter(), time.process_time()
@@ -193,11 +199,26 @@ async def time_case(path: Path, name: str, case: str, memory: Memory) -> tuple[f
         return (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
 
 
+async def parts(path: Path) -> None:
+    """One engine whose requests are cut into pieces of several sizes."""
+    memory = Memory(20 * MIB)
+    memory.view[:] = bytes(20 * MIB)
+    for case in ("read 2 MiB", "read 2 MiB, 4 at once", "write 2 MiB and its header"):
+        spent: dict[str, list[tuple[float, float]]] = {
+            f"{kib} KiB": [] for kib in (1024, 1016, 512, 256)
+        }
+        for _ in range(TURNS):
+            for kind, turns in spent.items():
+                part_bytes = int(kind.split()[0]) << 10
+                turns.append(await time_case(path, "io_uring", case, memory, part_bytes))
+        told(f"{case}, in parts", spent)
+
+
 async def engines(path: Path, names: list[str]) -> None:
     """The same requests through several engines on one device."""
     memory = Memory(20 * MIB)
     memory.view[:] = bytes(20 * MIB)
-    async with opened(path, None, engine=names[0]) as device:
+    async with opened(path, _size_of(path), engine=names[0]) as device:
         known = list(cases(device.engine, memory))
     for case in known:
         spent: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
@@ -207,15 +228,21 @@ async def engines(path: Path, names: list[str]) -> None:
         told(case, spent)
 
 
+def _size_of(path: Path) -> int | None:
+    return None if path.exists() and not path.is_file() else SIZE
+
+
 async def main(path: Path, names: list[str]) -> None:
     say("How many times faster than the first kind (and in brackets, how many times less of the")
     say("processor); the microseconds are the first kind's.")
-    size = None if path.exists() and not path.is_file() else SIZE
+    size = _size_of(path)
     device = await open_engine(path, size, engine="io_uring")
     target = Target(device.fd, str(path), device.size_bytes, device.alignment, True)
+    # Waiting in the kernel holds up the loop, which has nothing else to do here.
     registration(target)
     vectors(target)
     device.close()
+    await parts(path)
     await engines(path, names or ["io_uring", "threads"])
 
 
