@@ -14,7 +14,7 @@ import trio
 
 from ctxfs.device import mounts, nvmedrive, uring
 from ctxfs.device.nvme import NvmeCommands
-from ctxfs.device.queues import request_bytes_max
+from ctxfs.device.queues import WHOLE_BYTES, request_bytes_max
 from ctxfs.device.requests import Target, block_device_size
 from ctxfs.device.ringengine import UringEngine
 from ctxfs.device.threads import ThreadEngine
@@ -248,7 +248,7 @@ def _prepare(path: Path, fd: int, size_bytes: int | None, *, direct: bool) -> _O
             f"more than {ALIGNMENT}, which is not supported"
         )
     size = _usable_bytes(path, size, size_bytes)
-    piece = request_bytes_max(found.st_rdev if is_block_device else found.st_dev)
+    piece = request_bytes_max(found.st_rdev) if is_block_device else WHOLE_BYTES
     target = Target(fd, str(path), size, ALIGNMENT, is_block_device, piece)
     return _Opened(target, unit, direct)
 
