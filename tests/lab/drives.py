@@ -48,6 +48,10 @@ class Drive:
         (Path("/sys/class/nvme") / self.controller / "delete_controller").write_text("1")
         wait_until(lambda: not self.block.exists())
 
+    def reset(self) -> None:
+        """Reset the controller; returns when it works again."""
+        (Path("/sys/class/nvme") / self.controller / "reset_controller").write_text("1")
+
     def disable(self) -> None:
         """The target does not give this namespace any more."""
         (self.subsystem / "namespaces/1/enable").write_text("0")

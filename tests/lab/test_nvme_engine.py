@@ -221,3 +221,30 @@ def test_a_drive_goes_by_any_name(one_drive: Drive, tmp_path: Path) -> None:
     os.close(fd)
     with pytest.raises(ConfigError, match="is no NVMe namespace"):
         nvmedrive.open_drive(tmp_path / "file")
+
+
+async def test_a_controller_that_resets_costs_a_moment_and_no_error(any_drive: Drive) -> None:
+    memories = [Memory(MIB) for _ in range(4)]
+    turns = 0
+    enough = trio.Event()
+
+    async def work(slot: int) -> None:
+        nonlocal turns
+        target = Memory(MIB)
+        while not enough.is_set():
+            memories[slot].view[:] = pattern(turns, MIB)
+            await device.engine.write(slot * MIB, [memories[slot].span])
+            await device.engine.read(slot * MIB, target.span)
+            assert target.view == memories[slot].view
+            turns += 1
+
+    async with opened(any_drive.command, None) as device:
+        async with trio.open_nursery() as nursery:
+            for slot in range(len(memories)):
+                nursery.start_soon(work, slot)
+            for _ in range(3):
+                await trio.to_thread.run_sync(any_drive.reset)
+            enough.set()
+        await device.engine.sync()
+        assert device.engine.statistics().errors == 0
+    assert turns

@@ -127,6 +127,24 @@ def registration(target: Target) -> None:
     ring.close()
 
 
+def submission(target: Target) -> None:
+    """32 reads handed to the kernel by one call, and each by a call of its own."""
+    memory = Memory(32 * 4096)
+    memory.view[:] = bytes(32 * 4096)
+    ring = Ring(uring.load_binding())
+
+    def work(kind: str) -> None:
+        for slot in range(32):
+            address, offset = memory.span.address + slot * 4096, slot * 65536
+            ring.put(OP_READ, 1, fd=target.fd, offset=offset, address=address, length=4096)
+            if kind == "apart":
+                ring.submit()
+        wait(ring, 32)
+
+    compare("submission of 32 reads of 4 KiB", ("apart", "together"), work, 20)
+    ring.close()
+
+
 def vectors(target: Target) -> None:
     """Neighbouring spans as requests of their own, and as one with vectors."""
     memory = Memory(4 * MIB)
@@ -240,6 +258,7 @@ async def main(path: Path, names: list[str]) -> None:
     target = Target(device.fd, str(path), device.size_bytes, device.alignment, True)
     # Waiting in the kernel holds up the loop, which has nothing else to do here.
     registration(target)
+    submission(target)
     vectors(target)
     device.close()
     await parts(path)
