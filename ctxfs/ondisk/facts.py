@@ -27,13 +27,15 @@ from ctxfs.core.meta import (
 from ctxfs.ondisk import columnar, ledger
 from ctxfs.ondisk.columnar import Schema, Table, make_table
 from ctxfs.ondisk.layout import Bytes
+from ctxfs.ondisk.record import RecordHeader
 
 # A home says where the newest note about something is: its segment, and its length in bytes.
 HOME_SHIFT: Final = 32
 NOWHERE: Final = 0  # the segment it was in is gone
 IN_DATA: Final = 2**64 - 1  # attributes that a data record holds, which no note need repeat
 
-# `part`: segment << 40 | page of the record << 24 | pages of header << 16 | pages of data.
+# `part`: method << 58 | segment << 36 | page of the record << 22 | pages of header << 15 | pages of
+# data.
 PARTS: Final[Schema] = {
     "generation": "u8",
     "stamp": "u8",  # of the record
@@ -41,6 +43,7 @@ PARTS: Final[Schema] = {
     "offset": "u8",  # of its content in the block
     "length": "u8",  # of its content
     "part": "u8",
+    "encoded_bytes": "u8",  # of the block as a codec made it; 0: its content is stored
 }
 METAS: Final[Schema] = {
     "generation": "u8",
@@ -139,11 +142,21 @@ class FactsBuilder:
         self._removes: list[tuple[int, int, int]] = []
         self._number = self._stamp = 0
 
-    def add_data(self, stamp: int, offset: int, length: int, part: int, meta: BlockMeta) -> None:
-        """A data record. `stamp` is the record's; `offset` and `length` those of its content."""
-        self._parts.append((meta.generation, stamp, meta.stamp, offset, length, part))
+    def add_data(self, meta: BlockMeta, header: RecordHeader, part: int) -> None:
+        """A data record; `part` says where it is."""
+        self._parts.append(
+            (
+                meta.generation,
+                header.stamp,
+                meta.stamp,
+                header.part_offset,
+                header.part_length,
+                part,
+                header.encoded_bytes,
+            )
+        )
         self._metas.append((meta, IN_DATA))
-        self._see(meta.generation, max(stamp, meta.stamp))
+        self._see(meta.generation, max(header.stamp, meta.stamp))
 
     def add_note(self, stamp: int, entry: Entry, length: int) -> None:
         """One entry of a note record; `stamp` is the record's, `length` that of the frame."""

@@ -13,7 +13,7 @@ from ctxfs.ondisk import blob, columnar, facts, ledger
 from ctxfs.ondisk.blob import BlobHeader, BlobKind
 from ctxfs.ondisk.columnar import RAGGED, Ragged, Table, make_table
 from ctxfs.ondisk.facts import Facts, FactsBuilder, block_columns, directory_of
-from ctxfs.ondisk.record import Place
+from ctxfs.ondisk.record import Place, RecordHeader, RecordKind
 from tests.ondisk.strategies import blocks, entries
 
 _SCHEMA = {"small": "u1", "large": "u8", "signed": "i8", "wide": "u1*16", "bytes": RAGGED}
@@ -103,7 +103,10 @@ def test_rows_are_taken_and_laid_together(
 def test_facts_come_back(metas: list[BlockMeta], notes: list[Entry]) -> None:
     builder = FactsBuilder(3)
     for at, meta in enumerate(metas):
-        builder.add_data(at, 0, meta.size, at << 24 | 3 << 40, meta)
+        header = RecordHeader(
+            kind=RecordKind.DATA, header_bytes=4096, stamp=at, part_length=meta.size
+        )
+        builder.add_data(meta, header, at << 22 | 3 << 36)
     for entry in notes:
         builder.add_note(9, entry, len(ledger.encode(entry)))
     said = builder.finish(77, 4096)
