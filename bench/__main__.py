@@ -28,7 +28,8 @@ def parser() -> argparse.ArgumentParser:
         description="Measure a ctxfs mount beside plain tmpfs, the local file system and fio. "
         "Instead, `python -m bench memory` measures the daemon's memory for each block, "
         "`python -m bench profile` where the time of an open goes, `python -m bench codec` the "
-        "size and speed of compressed blocks.",
+        "size and speed of compressed blocks, `python -m bench mount` how long a mount with many "
+        "cold blocks takes to answer.",
         epilog=f"Measures: {', '.join(rounds.names())}.",
     )
     parser.add_argument("--size", type=block_size, default="2MiB", help="of a block (%(default)s)")
@@ -105,6 +106,19 @@ def codec_parser() -> argparse.ArgumentParser:
     _number(parser, "--tokens", 8192, "of text for the demo's model")
     _number(parser, "--rounds", 5, "medians are taken over them")
     _number(parser, "--threads", 2, "for a way of ours that shares a block out; 1: leave it out")
+    _where_to(parser)
+    return parser
+
+
+def mount_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench mount",
+        description="Make a cold file with many small blocks, 4 to 16 KiB, and see how long a "
+        "mount takes from the start of the daemon until it answers: with the checkpoint and the "
+        "summaries that are in the file, and without, from the records alone.",
+    )
+    _number(parser, "--blocks", 100_000, "to make; a million take 18 GB")
+    _one_channel(parser)
     _where_to(parser)
     return parser
 
@@ -197,11 +211,12 @@ def console() -> Console:
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     out = console()
-    name = given[0] if given[:1] in (["codec"], ["memory"], ["profile"]) else "places"
+    name = given[0] if given[:1] in (["codec"], ["memory"], ["profile"], ["mount"]) else "places"
     make_parser, command = {
         "codec": (codec_parser, codec.codec),
         "memory": (memory_parser, commands.memory_per_block),
         "profile": (profile_parser, profile.where_an_open_goes),
+        "mount": (mount_parser, commands.mount_with_many_blocks),
         "places": (parser, commands.side_by_side),
     }[name]
     options = make_parser().parse_args(given if name == "places" else given[1:])

@@ -9,10 +9,15 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import fio, machine, memory, places, report, rounds
+from bench import coldimage, fio, machine, memory, mounting, places, report, rounds
 from bench.measures import Workload
 from bench.places import Place
-from bench.targets import MEMORY_AIM_BYTES, MEMORY_MUST_BYTES
+from bench.targets import (
+    MEMORY_AIM_BYTES,
+    MEMORY_MUST_BYTES,
+    MOUNT_AIM_SECONDS,
+    MOUNT_MUST_SECONDS,
+)
 
 MIB = 2**20
 HOT_MIN = 256 * MIB
@@ -74,6 +79,24 @@ def memory_per_block(options: argparse.Namespace, out: Console) -> dict[str, Any
     )
     per_block = {**asdict(found), "per_block": found.per_block}
     return {"machine": facts, "daemons": daemons, "memory": per_block}
+
+
+def mount_with_many_blocks(options: argparse.Namespace, out: Console) -> dict[str, Any]:
+    """From the start of the daemon until the mount answers."""
+    (channel,) = options.channel or ["auto"]
+    found = []
+    with places.workroom(options.dir) as base:
+        facts = machine.facts(base)
+        size = coldimage.image_bytes(options.blocks)
+        out.print(f"Making {options.blocks:,} blocks in a cold file of {size // MIB:,} MiB.")
+        for each in mounting.measure(base, blocks=options.blocks, channel=channel):
+            found.append(each)
+            out.print(
+                f"{each.name}: {each.ready_seconds:.2f} s until the mount of {each.blocks:,} "
+                f"blocks answered (at a million: must {MOUNT_MUST_SECONDS}, aim "
+                f"{MOUNT_AIM_SECONDS}); the cold tier alone {each.recover_seconds:.2f} s."
+            )
+    return {"machine": facts, "mounts": [asdict(each) for each in found]}
 
 
 def _the_mounts(

@@ -33,12 +33,14 @@ class Daemon:
         state: Path,
         arguments: list[str],
         environment: dict[str, str] | None = None,
+        ready_seconds: float = READY_SECONDS_MAX,
     ) -> None:
         self.mount_point = mount_point
         self.state = state
         self.log = state.parent / f"{state.name}.log"
         self._arguments = arguments
         self._environment = {**os.environ, **(environment or {})}
+        self._ready_seconds = ready_seconds
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -56,7 +58,7 @@ class Daemon:
                 env=self._environment,
             )
         assert process.stdout is not None
-        if not _said_ready(process.stdout):
+        if not _said_ready(process.stdout, self._ready_seconds):
             with contextlib.suppress(DaemonFailed):
                 self.stop()
             raise DaemonFailed(f"{' '.join(command)}\ndid not come up:\n{self._last_words()}")
@@ -95,7 +97,7 @@ class Daemon:
         return "\n".join(f"    {line}" for line in lines) or "    (it said nothing)"
 
 
-def _said_ready(output: IO[bytes]) -> bool:
+def _said_ready(output: IO[bytes], seconds: float) -> bool:
     """Wait for the ready line, and go on emptying the pipe so that nobody blocks on it.
 
     The thread ends with the last process that has the pipe.
@@ -113,7 +115,7 @@ def _said_ready(output: IO[bytes]) -> bool:
         answered.set()
 
     threading.Thread(target=drain, daemon=True, name="ctx-mountd output").start()
-    answered.wait(READY_SECONDS_MAX)
+    answered.wait(seconds)
     return ready
 
 

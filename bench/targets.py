@@ -41,3 +41,6 @@ TARGETS = (
 
 MEMORY_MUST_BYTES = 500  # of the daemon, per block, at a million blocks
 MEMORY_AIM_BYTES = 200
+
+MOUNT_MUST_SECONDS = 5  # until a mount with a million cold blocks answers
+MOUNT_AIM_SECONDS = 1

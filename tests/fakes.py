@@ -103,6 +103,10 @@ class MemoryEngine:
         seed = self.random.randrange(2**32)
         return MemoryEngine(self.size_bytes, seed=seed, medium=self.medium)
 
+    def copy(self) -> "MemoryEngine":
+        """Another device with the same bytes, that does not fail."""
+        return MemoryEngine(self.size_bytes, seed=1, medium=bytearray(self.medium))
+
     async def _start(self) -> None:
         self._inflight += 1
         self.max_inflight = max(self.max_inflight, self._inflight)

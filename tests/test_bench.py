@@ -286,3 +286,18 @@ def test_blocks_that_do_not_compress_are_said_to_leave_nothing_to_measure(tmp_pa
     noise = tmp_path / "noise.bf16"
     noise.write_bytes(np.random.default_rng(1).bytes(100_000))
     assert main(["codec", str(noise), "--dir", str(tmp_path)]) == 1
+
+
+@pytest.mark.mount
+def test_mounts_of_a_made_cold_file_find_all_blocks(tmp_path: Path) -> None:
+    try:
+        check_fuse()
+    except NoFuse as error:
+        pytest.skip(str(error))
+    work, file = tmp_path / "work", tmp_path / "out.json"
+    work.mkdir()
+    assert main(["mount", "--blocks", "300", "--dir", str(work), "--json", str(file)]) == 0
+    found = json.loads(file.read_text())["mounts"]
+    assert [each["name"] for each in found] == ["checkpoint", "records"]
+    assert all(each["blocks"] == 300 and each["ready_seconds"] > 0 for each in found)
+    assert list(work.iterdir()) == []

@@ -14,7 +14,7 @@ SEGMENT_BYTES_MIN: Final = 1 << 20
 SEGMENT_BYTES_MAX: Final = 64 << 20
 SEGMENT_COUNT_MAX: Final = 1 << 22  # 256 TiB; what a part has bits for
 SEGMENT_COUNT_MIN: Final = 8  # reserve, the open segment, and something to hold blocks
-SEGMENT_COUNT_AIM: Final = 32  # below this, reclaiming copies too much
+SEGMENT_COUNT_AIM: Final = 64  # below this, reclaiming copies too much, and tables take too much
 
 HEADER_BYTES_MAX: Final = 256 << 10  # of one record: a block with 64 KiB attributes, or many notes
 
@@ -63,7 +63,7 @@ class Geometry:
 
 
 def choose_geometry(size_bytes: int, segment_bytes: int | None = None) -> Geometry:
-    """Cut a device of `size_bytes`: the largest segments that still give about 32 of them.
+    """Cut a device of `size_bytes`: the largest segments that still give about 64 of them.
 
     Raises ConfigError where the device is too small.
     """

@@ -138,7 +138,7 @@ def _put_payload(meta: BlockMeta) -> bytes:
     )
     if not meta.attributes:
         return fixed + meta.key + meta.parent + meta.dtype
-    return b"".join((fixed, meta.key, meta.parent, meta.dtype, _pack_attributes(meta.attributes)))
+    return b"".join((fixed, meta.key, meta.parent, meta.dtype, pack_attributes(meta.attributes)))
 
 
 def _transient_payload(entry: Transient) -> bytes:
@@ -169,14 +169,27 @@ def _directory_payload(meta: DirectoryMeta) -> bytes:
         len(meta.key),
         len(meta.attributes),
     )
-    return b"".join((fixed, meta.key, _pack_attributes(meta.attributes)))
+    return b"".join((fixed, meta.key, pack_attributes(meta.attributes)))
 
 
-def _pack_attributes(attributes: tuple[tuple[bytes, bytes], ...]) -> bytes:
+def pack_attributes(attributes: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """As they stand in a Put."""
     parts: list[bytes] = []
     for name, value in attributes:
         parts += (_ATTRIBUTE.pack(len(name), len(value)), name, value)
     return b"".join(parts)
+
+
+def unpack_attributes(packed: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    """What `pack_attributes` packed. Raises ValueError or struct.error."""
+    attributes: list[tuple[bytes, bytes]] = []
+    offset = 0
+    while offset < len(packed):
+        name_length, value_length = _ATTRIBUTE.unpack_from(packed, offset)
+        name, offset = _take(packed, offset + _ATTRIBUTE.size, name_length)
+        value, offset = _take(packed, offset, value_length)
+        attributes.append((name, value))
+    return tuple(attributes)
 
 
 def _decode(payload: bytes) -> JournalEntry | None:

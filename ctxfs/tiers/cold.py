@@ -4,31 +4,38 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Self
 
+import numpy as np
 import trio
 
+from ctxfs.core.columns import BlockColumns
 from ctxfs.core.meta import BlockMeta, DirectoryMeta, Drop, Entry, Put
 from ctxfs.device.engine import Span
 from ctxfs.errors import BlockNotFound, CtxfsError, DeviceError, DeviceLost, TierFull
+from ctxfs.ondisk.facts import block_columns
 from ctxfs.ondisk.layout import padded
 from ctxfs.tiers.cold_buffers import checksum
+from ctxfs.tiers.cold_doubles import drop_doubles, drop_superseded
 from ctxfs.tiers.cold_log import ColdLog, ColdStatistics
 from ctxfs.tiers.cold_reclaim import Describe
+from ctxfs.tiers.cold_replay import Contents
+from ctxfs.tiers.cold_tables import TablePolicy
 from ctxfs.tiers.cold_volume import ColdDevice, open_volume
 
-__all__ = ["ColdDevice", "ColdStatistics", "ColdTier", "Recovered"]
+__all__ = ["ColdDevice", "ColdStatistics", "ColdTier", "Recovered", "TablePolicy"]
 
 COMMIT_SECONDS: Final = 1.0
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Recovered:
     """What recovery found on all devices together."""
 
-    blocks: dict[int, BlockMeta]  # by generation, with the newest attributes
+    columns: BlockColumns  # with the newest attributes
     directories: list[DirectoryMeta]
     dropped: list[int]  # generations of which only pieces were left, or whose key has a newer one
     highest_number: int  # of any generation or inode seen, dead ones too
@@ -36,6 +43,12 @@ class Recovered:
     records: int
     torn: int  # records cut off: they were being written when the device was left
     corrupt: int  # records, or segments, that should be good and are not
+
+    @cached_property
+    def blocks(self) -> dict[int, BlockMeta]:
+        """The same as objects, by generation."""
+        metas = map(self.columns.meta, range(len(self.columns)))
+        return {meta.generation: meta for meta in metas}
 
 
 @dataclass(slots=True)
@@ -64,6 +77,7 @@ class ColdTier:
         *,
         describe: Callable[[int], BlockMeta | None],
         describe_directory: Callable[[int], DirectoryMeta | None],
+        tables: TablePolicy | None = None,
     ) -> Self:
         """Take the devices, formatting those that are blank. `describe`: what the store knows of a
         live generation, or inode, now; asked when records are carried over.
@@ -71,73 +85,48 @@ class ColdTier:
         Raises ConfigError, ForeignSignature among them, and DeviceError.
         """
         asked = Describe(describe, describe_directory)
-        return cls([ColdLog(device, await open_volume(device), asked) for device in devices])
+        policy = tables or TablePolicy()
+        return cls([ColdLog(each, await open_volume(each), asked, policy) for each in devices])
 
     async def recover(self) -> Recovered:
         """Find what is on the devices. One that cannot be recovered is left out, as lost."""
-        blocks: dict[int, BlockMeta] = {}
+        found: list[tuple[ColdLog, Contents]] = []
         directories: dict[int, DirectoryMeta] = {}
         dropped: list[int] = []
         number = stamp = records = torn = corrupt = 0
         for log in self._logs:
             try:
-                contents, replay, counts = await log.recover()
+                contents, facts, counts = await log.recover()
             except DeviceError as error:
                 _logger.error("%s is left out: %s", log.path, error)
                 continue
-            number = max(number, replay.highest_number)
-            stamp = max(stamp, replay.highest_stamp)
+            number = max(number, facts.highest_number)
+            stamp = max(stamp, facts.highest_stamp)
             records += counts.records
             torn += counts.torn
             corrupt += counts.corrupt + counts.unreadable
             dropped += contents.incomplete
-            for meta in contents.blocks.values():
-                self._take_newest(blocks, meta, log)
+            found.append((log, contents))
             for directory in contents.directories.values():
                 known = directories.get(directory.inode)
                 if known is None or known.stamp < directory.stamp:
                     directories[directory.inode] = directory
-        dropped += self._drop_superseded(blocks)
+        metas = drop_doubles([(contents.metas, log.drop) for log, contents in found])
+        winners, losers = drop_superseded(metas, self.drop)
+        columns = await trio.to_thread.run_sync(block_columns, winners)
+        live = set(columns.generation[np.isin(columns.generation, dropped)].tolist())
         for log in self._logs:
             log.see_stamp(stamp)
         return Recovered(
-            blocks=blocks,
+            columns=columns,
             directories=list(directories.values()),
-            dropped=[generation for generation in dropped if generation not in blocks],
+            dropped=[generation for generation in dropped if generation not in live] + losers,
             highest_number=number,
             highest_stamp=stamp,
             records=records,
             torn=torn,
             corrupt=corrupt,
         )
-
-    def _take_newest(self, blocks: dict[int, BlockMeta], meta: BlockMeta, log: ColdLog) -> None:
-        """Add what `log` holds to `blocks`, which is of the logs before it. Of two copies one is
-        enough: the one whose attributes are older may be of a put that failed, and was revoked."""
-        known = blocks.get(meta.generation)
-        if known is not None and known.stamp >= meta.stamp:
-            log.drop(meta.generation, meta.stamp)
-            return
-        if known is not None:
-            other = self._home(meta.generation)  # a log before this one: they are asked in order
-            assert other is not None
-            other.drop(meta.generation, known.stamp)
-        blocks[meta.generation] = meta
-
-    def _drop_superseded(self, blocks: dict[int, BlockMeta]) -> list[int]:
-        """Where two generations claim one key, the higher stamp is right."""
-        winners: dict[bytes, BlockMeta] = {}
-        losers: list[BlockMeta] = []
-        for meta in blocks.values():
-            other = winners.setdefault(meta.key, meta)
-            if other is not meta:
-                winner, loser = (meta, other) if meta.stamp > other.stamp else (other, meta)
-                winners[meta.key] = winner
-                losers.append(loser)
-        for loser in losers:
-            self.drop(loser.generation, loser.stamp)
-            del blocks[loser.generation]
-        return [loser.generation for loser in losers]
 
     # -- blocks
 

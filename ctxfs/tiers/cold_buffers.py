@@ -1,5 +1,6 @@
 """Memory for headers and for carrying over, aligned as direct I/O wants it."""
 
+import contextlib
 import ctypes
 import mmap
 from typing import Final
@@ -15,11 +16,18 @@ _INLINE_BYTES_MAX: Final = 256 << 10
 
 
 class Scratch:
-    """Anonymous memory, zero at first, unmapped when the last view of it is gone."""
+    """Anonymous memory, zero at first, unmapped when the last view of it is gone.
 
-    def __init__(self, length_bytes: int) -> None:
+    `huge`: it will be filled from the start on, so it may come in huge pages.
+    """
+
+    def __init__(self, length_bytes: int, *, huge: bool = False) -> None:
         self.length_bytes = length_bytes
         self._map = mmap.mmap(-1, length_bytes)
+        if huge:
+            # A kernel without huge pages says so; nothing depends on them.
+            with contextlib.suppress(OSError):
+                self._map.madvise(mmap.MADV_HUGEPAGE)
         self._address = ctypes.addressof(ctypes.c_ubyte.from_buffer(self._map))
         self.view = memoryview(self._map)
 

@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from ctxfs.core.columns import U64
 from ctxfs.core.meta import Drop, Entry, MakeDirectory, Put, RemoveDirectory
+from ctxfs.ondisk.facts import HOME_SHIFT, NOWHERE
 from ctxfs.tiers.cold_parts import (
+    count_by_segment,
     part_data_bytes,
     part_method,
     part_position,
@@ -19,7 +22,7 @@ from ctxfs.tiers.cold_parts import (
 from ctxfs.tiers.cold_space import Segment, Space
 
 _NO_HOME: Final = -1
-_HOME_SHIFT: Final = 32
+_HOME_SHIFT: Final = HOME_SHIFT
 
 
 @dataclass(slots=True)
@@ -99,6 +102,31 @@ class ColdIndex:
         if grave is not None:
             self._leave(grave.home)
             self.add_holders(generation, grave.holders)
+
+    def load_blocks(self, generations: U64, parts: U64) -> None:
+        """Many blocks of one part each, into an index that does not have them yet."""
+        self._blocks.update(zip(generations.tolist(), parts.tolist(), strict=True))
+        in_segment, lengths = count_by_segment(parts)
+        for index, length in zip(in_segment.tolist(), lengths.tolist(), strict=True):
+            self.space.add_live(index, length)
+
+    def load_noted(self, generation: int, home: int) -> None:
+        """The newest attributes of this block are in a note."""
+        self.space.segments[home >> _HOME_SHIFT].remember_note(Put, generation)
+        self._noted[generation] = self._arrive(home)
+
+    def load_grave(self, generation: int, grave: Grave, home: int) -> None:
+        """A block that was dropped; its Drop is at `home`, or is to be written again."""
+        self.graves[generation] = grave
+        if home == NOWHERE:
+            self.pending[Drop, generation] = Drop(generation, grave.stamp)
+        else:
+            self.space.segments[home >> _HOME_SHIFT].remember_note(Drop, generation)
+            grave.home = self._arrive(home)
+
+    def at_home(self, home: int) -> tuple[Segment, int]:
+        """The segment of a note, and the note's length."""
+        return self.space.segments[home >> _HOME_SHIFT], home & 0xFFFF_FFFF
 
     def add_holders(self, generation: int, segments: Iterable[int]) -> None:
         """These hold older data records of a live block too."""

@@ -9,24 +9,25 @@ from ctxfs.core.meta import BlockMeta, Entry, MakeDirectory, Put
 from ctxfs.device.engine import Span
 from ctxfs.errors import DeviceError, TierFull
 from ctxfs.ondisk import ledger, record
+from ctxfs.ondisk.facts import Facts
 from ctxfs.ondisk.layout import ALIGN_BYTES, padded
 from ctxfs.ondisk.record import header_bytes_for
 from ctxfs.tiers.cold_health import Health
 from ctxfs.tiers.cold_index import ColdIndex
 from ctxfs.tiers.cold_reader import ColdReader
 from ctxfs.tiers.cold_reclaim import Describe, Reclaimer
-from ctxfs.tiers.cold_replay import Contents, Replay
+from ctxfs.tiers.cold_recovery import read_device
+from ctxfs.tiers.cold_replay import Contents, settle
 from ctxfs.tiers.cold_requests import block_request, check_frame, note_request
-from ctxfs.tiers.cold_scan import VERIFY_NONE, Scan, ScanCounts
+from ctxfs.tiers.cold_scan import VERIFY_NONE, ScanCounts
 from ctxfs.tiers.cold_space import FLOOR_WRITE, Space
+from ctxfs.tiers.cold_tables import TablePolicy, Tables
 from ctxfs.tiers.cold_volume import ColdDevice, Volume
 from ctxfs.tiers.cold_writer import ColdWriter
 
 # A sequence is the superblock's when the log was opened, then how many segments were begun since:
 # no number comes twice, even where a segment that had the highest was erased.
 _EPOCH_SHIFT: Final = 32
-# So many segments may have to be verified after a crash before a superblock says they are good.
-_UNVERIFIED_SEGMENTS_MAX: Final = 4
 # In the background, segments are made free ahead of need while little has to be carried for it.
 _AHEAD_SHARE: Final = 50  # one in so many
 _AHEAD_LIVE_SHARE: Final = 4  # a victim is at most three of so many parts live
@@ -58,7 +59,9 @@ class ColdLog:
     `recover` comes first. Raises DeviceLost for everything once the device is gone.
     """
 
-    def __init__(self, device: ColdDevice, volume: Volume, describe: Describe) -> None:
+    def __init__(
+        self, device: ColdDevice, volume: Volume, describe: Describe, tables: TablePolicy
+    ) -> None:
         self.path = device.path
         self.health = Health(device.path)
         self._engine = device.engine
@@ -77,6 +80,9 @@ class ColdLog:
             describe,
             record.make_salt(found.uuid),
         )
+        self._tables = Tables(
+            self._engine, self.health, self.space, self._writer.placer, found.uuid, tables
+        )
         self.reader = ColdReader(
             self._engine, self.health, self.space, self.index, self._reclaimer.readers_left
         )
@@ -91,8 +97,8 @@ class ColdLog:
 
     # -- recovery
 
-    async def recover(self) -> tuple[Contents, Replay, ScanCounts]:
-        """Read everything, and make the device ready to be written.
+    async def recover(self) -> tuple[Contents, Facts, ScanCounts]:
+        """Learn what is there, and make the device ready to be written.
 
         Raises DeviceError, and the device counts as lost then: what cannot be marked as open must
         not be written, or the next recovery would trust what it should verify.
@@ -104,22 +110,21 @@ class ColdLog:
             self.health.lost = True
             raise
 
-    async def _recover(self) -> tuple[Contents, Replay, ScanCounts]:
+    async def _recover(self) -> tuple[Contents, Facts, ScanCounts]:
         found = self._volume.current
-        replay = Replay()
         verify_from = VERIFY_NONE if found.clean else found.good_sequence
-        scan = Scan(self._engine, self.space, found.uuid, replay, verify_from)
-        await scan.run()
-        await scan.void_torn()
+        reading = await read_device(self._engine, self.space, found.uuid, verify_from)
         # What was read may still be in a volatile cache: from here on it counts as kept.
         await self._engine.sync()
-        contents = replay.settle(self.index)
-        self.see_stamp(replay.highest_stamp)
-        epoch = max(found.sequence, scan.counts.highest_sequence >> _EPOCH_SHIFT) + 1
+        # Nobody else has the index yet.
+        contents = await trio.to_thread.run_sync(settle, reading.facts, self.index)
+        self.see_stamp(reading.facts.highest_stamp)
+        epoch = max(found.sequence, reading.counts.highest_sequence >> _EPOCH_SHIFT) + 1
         self._good_sequence = epoch << _EPOCH_SHIFT
         self._writer.start_with(self._good_sequence)
+        self._tables.adopt(reading.tables, reading.scanned)
         await self._volume.mark_open(self._good_sequence)
-        return contents, replay, scan.counts
+        return contents, reading.facts, reading.counts
 
     def see_stamp(self, stamp: int) -> None:
         """Entries up to `stamp` are out there, be it elsewhere."""
@@ -144,7 +149,7 @@ class ColdLog:
             raise TierFull(f"{self.path}: no room for {meta.size} bytes")
         self.space.claimed_bytes += cost
         try:
-            await self._make_ready(self.space.reserve_count)
+            await self._make_ready(blocks=True)
             request = block_request(meta, source, data_checksum, frame, method=method)
             await self._writer.submit([request])
         finally:
@@ -192,7 +197,7 @@ class ColdLog:
             self.space.claimed_bytes += cost
             written = False
             try:
-                await self._make_ready(FLOOR_WRITE)
+                await self._make_ready(blocks=False)
                 await self._writer.submit([request])
                 written = request.error is None
             finally:
@@ -221,14 +226,19 @@ class ColdLog:
 
     # -- room
 
-    async def _make_ready(self, reserve_count: int) -> None:
+    async def _make_ready(self, *, blocks: bool) -> None:
         """Reclaim until all that is claimed can be written. Raises TierFull, DeviceError."""
+
+        def is_ready() -> bool:
+            floor = self.space.block_floor if blocks else FLOOR_WRITE
+            return self.space.ready_bytes(floor) >= 0
+
         # Each round gains something; a bound, since what is gained may be taken by longer headers.
         for _ in range(2 * len(self.space.segments)):
-            if self.space.ready_bytes(reserve_count) >= 0:
+            if is_ready():
                 return
             async with self._reclaiming:
-                if self.space.ready_bytes(reserve_count) >= 0:
+                if is_ready():
                     return
                 victims = self._reclaimer.choose()
                 if victims:
@@ -241,16 +251,18 @@ class ColdLog:
 
     def _is_pressed(self) -> bool:
         ahead = len(self.space.segments) // _AHEAD_SHARE + 1
-        return len(self.space.free) < self.space.reserve_count + ahead
+        return len(self.space.free) < self.space.block_floor + ahead
 
     async def tend(self) -> None:
         """What is done in the background, from time to time. Raises DeviceError, TierFull."""
         self.pressed = trio.Event()
         self.health.check_writable()
         await self.sync()
-        good = self._good_sequence
-        if good - self._volume.current.good_sequence >= _UNVERIFIED_SEGMENTS_MAX:
-            await self._volume.write(good_sequence=good, clean=False)
+        # The fewer segments have to be verified after a crash the better, and tables speak only of
+        # those that no start will verify.
+        if self._good_sequence > self._volume.current.good_sequence:
+            await self._volume.write(good_sequence=self._good_sequence, clean=False)
+        await self._tables.tend(self._volume.current.good_sequence)
         live_bytes_max = self.space.geometry.content_bytes * 3 // _AHEAD_LIVE_SHARE
         while self._is_pressed():
             async with self._reclaiming:
@@ -286,4 +298,8 @@ class ColdLog:
     async def close(self) -> None:
         """Final commit, and the superblock says so. Raises DeviceError."""
         await self.sync()
+        if not self._writer.writing:
+            self.space.close_open()  # so that it is summarised, too
+        await self._volume.write(good_sequence=self._writer.placer.next_sequence, clean=False)
+        await self._tables.tend(self._volume.current.good_sequence)
         await self._volume.write(good_sequence=self._writer.placer.next_sequence, clean=True)

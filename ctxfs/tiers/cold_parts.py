@@ -2,6 +2,10 @@
 
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
+from ctxfs.core.columns import U64
 from ctxfs.ondisk.layout import ALIGN_BYTES
 
 _DATA_SHIFT: Final = 0  # 15 bits: pages of data
@@ -10,6 +14,9 @@ _POSITION_SHIFT: Final = 22  # 14 bits: pages from the start of the segment
 _SEGMENT_SHIFT: Final = 36  # 22 bits
 _METHOD_SHIFT: Final = 58  # 5 bits, so that all of it fits a signed 64-bit integer
 METHOD_MAX: Final = 31
+_DATA_MASK: Final = 0x7FFF
+_HEADER_MASK: Final = 0x7F
+_SEGMENT_MASK: Final = 0x3FFFFF
 
 
 def pack_part(
@@ -27,7 +34,7 @@ def pack_part(
 
 
 def part_segment(part: int) -> int:
-    return part >> _SEGMENT_SHIFT & 0x3FFFFF
+    return part >> _SEGMENT_SHIFT & _SEGMENT_MASK
 
 
 def part_method(part: int) -> int:
@@ -41,12 +48,26 @@ def part_position(part: int) -> int:
 
 
 def part_header_bytes(part: int) -> int:
-    return (part >> _HEADER_SHIFT & 0x7F) * ALIGN_BYTES
+    return (part >> _HEADER_SHIFT & _HEADER_MASK) * ALIGN_BYTES
 
 
 def part_data_bytes(part: int) -> int:
-    return (part & 0x7FFF) * ALIGN_BYTES
+    return (part & _DATA_MASK) * ALIGN_BYTES
 
 
 def part_record_bytes(part: int) -> int:
     return part_header_bytes(part) + part_data_bytes(part)
+
+
+def segments_of(parts: U64) -> npt.NDArray[np.intp]:
+    """The segment of each."""
+    return (parts >> np.uint64(_SEGMENT_SHIFT) & np.uint64(_SEGMENT_MASK)).astype(np.intp)
+
+
+def count_by_segment(parts: U64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+    """The segments that these parts are in, and how many bytes their records take in each."""
+    header_pages = parts >> np.uint64(_HEADER_SHIFT) & np.uint64(_HEADER_MASK)
+    pages = header_pages + (parts & np.uint64(_DATA_MASK))
+    totals = np.bincount(segments_of(parts), pages).astype(np.int64)  # exact: far below 2**53
+    found = np.flatnonzero(totals)
+    return found, totals[found] * ALIGN_BYTES

@@ -111,6 +111,8 @@ class Placer:
                 data_bytes,
                 method=request.method,
             )
+            if segment.facts is not None:
+                segment.facts.add_data(request.meta, header, item.part)
             segment.generations.append(request.meta.generation)
             request.tried.add(segment.index)
             request.stamp = max(request.stamp, header.stamp)
@@ -134,6 +136,9 @@ class Placer:
                 stamp=self.stamp + 1,
             )
             self._place(segment, header, data, batch, request).notes = taken
+            if segment.facts is not None:
+                for at in taken:
+                    segment.facts.add_note(header.stamp, request.entries[at], len(frames[at]))
             request.next += count
         request.placed = True
 

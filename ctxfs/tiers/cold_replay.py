@@ -2,24 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from ctxfs.core.meta import (
-    BlockMeta,
-    DirectoryMeta,
-    Drop,
-    Entry,
-    MakeDirectory,
-    Put,
-    RemoveDirectory,
+import numpy as np
+import numpy.typing as npt
+
+from ctxfs.core.columns import U64
+from ctxfs.core.meta import BlockMeta, DirectoryMeta, Drop, MakeDirectory, Put, RemoveDirectory
+from ctxfs.ondisk.columnar import Array, Table
+from ctxfs.ondisk.facts import (
+    HOME_SHIFT,
+    IN_DATA,
+    NOWHERE,
+    Facts,
+    block_columns,
+    directory_of,
 )
-from ctxfs.ondisk import ledger
-from ctxfs.ondisk.record import RecordHeader, RecordKind
+from ctxfs.tiers.cold_facts import runs
 from ctxfs.tiers.cold_index import ColdIndex, Grave
-from ctxfs.tiers.cold_parts import pack_part, part_segment
-from ctxfs.tiers.cold_space import Segment
-
-_IN_DATA: Final = -1  # the newest attributes are in a data record, not in a note's segment
+from ctxfs.tiers.cold_parts import part_segment, segments_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FoundPart:
 class Contents:
     """What is live on one device, and the generations of which only pieces are left."""
 
-    blocks: dict[int, BlockMeta]
+    metas: Table  # rows of facts.METAS
     directories: dict[int, DirectoryMeta]
     incomplete: list[int]
 
@@ -85,133 +85,189 @@ def _newest_whole(parts: Sequence[FoundPart], size: int) -> tuple[FoundPart, ...
     return None
 
 
-class Replay:
-    """Takes every good record of one device, then fills the index of it."""
+class _Lookup:
+    """Rows of a table by number, of which each has one at most."""
 
-    def __init__(self) -> None:
-        self._parts: dict[int, list[FoundPart]] = {}
-        self._metas: dict[int, tuple[BlockMeta, int]] = {}  # and the segment of the note
-        self._drops: dict[int, tuple[int, int]] = {}  # stamp, segment
-        self._directories: dict[int, tuple[DirectoryMeta, int]] = {}
-        self._directory_holders: dict[int, set[int]] = {}
-        self._removed: dict[int, tuple[int, int]] = {}  # stamp, segment
-        self.highest_stamp = 0
-        self.highest_number = 0  # generation or inode
+    def __init__(self, numbers: Array) -> None:
+        self._order = np.argsort(numbers, kind="stable")
+        self._sorted = numbers[self._order]
 
-    def add(
-        self, segment: Segment, position: int, header: RecordHeader, entries: Sequence[Entry]
-    ) -> None:
-        """A good record, found at `position` of `segment`."""
-        self.highest_stamp = max(self.highest_stamp, header.stamp)
-        if header.kind is RecordKind.NOTE:
-            for entry in entries:
-                self._add_note(segment.index, entry)
-            return
-        generation = header.generation
-        meta = next((e.meta for e in entries if isinstance(e, Put)), None)
-        if meta is None or meta.generation != generation:
-            return  # of a kind this version does not write
-        segment.generations.append(generation)
-        self._add_meta(meta, _IN_DATA)
-        part = pack_part(
-            segment.index,
-            position,
-            header.header_bytes,
-            header.data_bytes,
-            method=header.method,
+    def rows(self, wanted: Array) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool]]:
+        """The row of each, and whether there is one; 0 where there is none."""
+        if not len(self._sorted):
+            return np.zeros(len(wanted), np.intp), np.zeros(len(wanted), bool)
+        at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
+        known = self._sorted[at] == wanted
+        return np.where(known, self._order[at], 0), known
+
+
+class _Blocks:
+    """The data records of one device, by generation, with what is said of each."""
+
+    def __init__(self, facts: Facts) -> None:
+        parts, self.metas, self.drops = facts.parts, facts.metas, facts.drops
+        generations = parts.array("generation")
+        self.order = np.argsort(generations, kind="stable")
+        in_order = generations[self.order]
+        self.starts, self.ends = runs(in_order)
+        self.generations: U64 = in_order[self.starts]
+        self.columns = {name: parts.array(name) for name in parts.columns}
+        self.meta_row, self.known = _Lookup(self.metas.array("generation")).rows(self.generations)
+        drop_row, self.dropped = _Lookup(self.drops.array("number")).rows(self.generations)
+        # Of nothing there are no rows to look at.
+        stamps, homes = self.drops.array("stamp"), self.drops.array("home")
+        empty = np.zeros(len(self.generations), np.uint64)
+        self.drop_stamp = stamps[drop_row] if len(stamps) else empty
+        self.drop_home = homes[drop_row] if len(homes) else empty
+
+    def of_first(self, name: str) -> Array:
+        """A column of each generation's first part."""
+        return self.columns[name][self.order[self.starts]]
+
+    def of_meta(self, name: str) -> Array:
+        """A column of each generation's attributes."""
+        column = self.metas.array(name)
+        return column[self.meta_row] if len(column) else np.zeros(len(self.generations), np.uint64)
+
+    def meta_value(self, name: str, at: int) -> int:
+        """The same of one generation."""
+        return int(self.metas.array(name)[self.meta_row[at]])
+
+    def parts(self, at: int) -> list[FoundPart]:
+        """All parts of the generation that is `at` this place."""
+        rows = self.order[self.starts[at] : self.ends[at]]
+        names = ("offset", "length", "stamp", "meta_stamp", "part", "encoded_bytes")
+        columns = [self.columns[name][rows].tolist() for name in names]
+        return [FoundPart(*row) for row in zip(*columns, strict=True)]
+
+
+def settle(facts: Facts, index: ColdIndex) -> Contents:
+    """Fill `index`, which is empty, and say what is live."""
+    _name_generations(facts.parts, index)
+    blocks = _Blocks(facts)
+    single = blocks.ends - blocks.starts == 1
+    later = ~blocks.dropped | (blocks.of_first("stamp") > blocks.drop_stamp)
+    whole = blocks.of_first("offset") == 0
+    encoded = blocks.of_first("encoded_bytes")
+    whole &= blocks.of_first("length") == np.where(encoded, encoded, blocks.of_meta("size"))
+    easy = single & blocks.known & later & whole
+    dead = single & ~later
+    _settle_whole(blocks, np.flatnonzero(easy), index)
+    _settle_dead(blocks, np.flatnonzero(dead), index)
+    live = [blocks.meta_row[easy]]
+    incomplete: list[int] = []
+    for at in np.flatnonzero(blocks.known & ~easy & ~dead).tolist():
+        row = int(blocks.meta_row[at])
+        if _settle_block(blocks, at, index, incomplete):
+            live.append(np.array([row], np.intp))
+    rows = np.sort(np.concatenate(live))
+    contents = Contents(blocks.metas.take(rows), {}, incomplete)
+    _settle_directories(facts, index, contents.directories)
+    return contents
+
+
+def _name_generations(parts: Table, index: ColdIndex) -> None:
+    """Tell each segment what was written to it, dead or alive."""
+    segments = segments_of(parts.array("part"))
+    order = np.argsort(segments, kind="stable")
+    in_order = segments[order]
+    generations = parts.array("generation")[order]
+    for start, end in zip(*runs(in_order), strict=True):
+        segment = index.space.segments[int(in_order[start])]
+        segment.generations.frombytes(generations[start:end].tobytes())
+
+
+def _settle_whole(blocks: _Blocks, at: npt.NDArray[np.intp], index: ColdIndex) -> None:
+    """Blocks of one record, which is live."""
+    index.load_blocks(blocks.generations[at], blocks.of_first("part")[at])
+    home = blocks.of_meta("home")[at]
+    noted = (home != np.uint64(IN_DATA)) & (home != np.uint64(NOWHERE))
+    noted_at = at[noted]
+    generations = blocks.generations[noted_at].tolist()
+    for generation, where in zip(generations, home[noted].tolist(), strict=True):
+        index.load_noted(generation, where)
+    # The newest attributes are in a record that nothing else is needed of.
+    lost = ~noted & (blocks.of_first("meta_stamp")[at] < blocks.of_meta("stamp")[at])
+    for meta in _metas(blocks, at[lost]):
+        index.queue(Put(meta))
+
+
+def _settle_dead(blocks: _Blocks, at: npt.NDArray[np.intp], index: ColdIndex) -> None:
+    """Blocks of one record, which is dropped."""
+    segments = segments_of(blocks.of_first("part")[at])
+    columns = (blocks.generations[at], blocks.drop_stamp[at], blocks.drop_home[at], segments)
+    for generation, stamp, home, segment in zip(*(c.tolist() for c in columns), strict=True):
+        index.load_grave(generation, Grave(stamp, (segment,)), home)
+
+
+def _metas(blocks: _Blocks, at: npt.NDArray[np.intp]) -> list[BlockMeta]:
+    columns = block_columns(blocks.metas.take(blocks.meta_row[at]))
+    return [columns.meta(row) for row in range(len(columns))]
+
+
+def _settle_block(blocks: _Blocks, at: int, index: ColdIndex, incomplete: list[int]) -> bool:
+    """A block of several records, or of which something is missing. Whether it is live."""
+    generation = int(blocks.generations[at])
+    parts = blocks.parts(at)
+    dropped_at = int(blocks.drop_stamp[at]) if blocks.dropped[at] else -1
+    drop_home = int(blocks.drop_home[at])
+    later = [part for part in parts if part.stamp > dropped_at]
+    holders = {part_segment(part.part) for part in parts}
+    tiling = _newest_whole(later, blocks.meta_value("size", at))
+    if tiling is not None:
+        index.add_block(generation, tuple(part.part for part in tiling))
+        index.add_holders(generation, holders)
+        home = blocks.meta_value("home", at)
+        stamp = blocks.meta_value("stamp", at)
+        if home not in (IN_DATA, NOWHERE):
+            index.load_noted(generation, home)
+        elif all(part.meta_stamp < stamp for part in tiling):
+            # They are in a record that nothing else is needed of.
+            index.queue(Put(_metas(blocks, np.array([at]))[0]))
+        return True
+    if not later:
+        index.load_grave(generation, Grave(dropped_at, tuple(holders)), drop_home)
+        return False
+    if dropped_at >= 0 and drop_home != NOWHERE:
+        # That Drop is not needed only when the new one is written.
+        index.space.segments[drop_home >> HOME_SHIFT].remember_note(Drop, generation)
+    index.bury_remains(generation, max(part.stamp for part in parts), holders)
+    incomplete.append(generation)
+    return False
+
+
+def _settle_directories(
+    facts: Facts, index: ColdIndex, directories: dict[int, DirectoryMeta]
+) -> None:
+    makes, holders, removes = facts.makes, facts.holders, facts.removes
+    removed = dict(
+        zip(
+            removes.array("number").tolist(),
+            zip(removes.array("stamp").tolist(), removes.array("home").tolist(), strict=True),
+            strict=True,
         )
-        self._parts.setdefault(generation, []).append(
-            FoundPart(
-                header.part_offset,
-                header.part_length,
-                header.stamp,
-                meta.stamp,
-                part,
-                header.encoded_bytes,
-            )
-        )
-
-    def _add_meta(self, meta: BlockMeta, segment: int) -> None:
-        self._see(meta.generation, meta.stamp)
-        known = self._metas.get(meta.generation)
-        newer = known is None or meta.stamp > known[0].stamp
-        if newer or (known and meta.stamp == known[0].stamp and segment == _IN_DATA):
-            self._metas[meta.generation] = meta, segment
-
-    def _add_note(self, segment: int, entry: Entry) -> None:
-        match entry:
-            case Put(meta):
-                self._add_meta(meta, segment)
-            case Drop(generation, stamp):
-                self._see(generation, stamp)
-                self._drops[generation] = max(
-                    self._drops.get(generation, (stamp, segment)), (stamp, segment)
-                )
-            case MakeDirectory(directory):
-                self._see(directory.inode, directory.stamp)
-                self._directory_holders.setdefault(directory.inode, set()).add(segment)
-                known = self._directories.get(directory.inode)
-                if known is None or directory.stamp >= known[0].stamp:
-                    self._directories[directory.inode] = directory, segment
-            case RemoveDirectory(inode, stamp):
-                self._see(inode, stamp)
-                self._removed[inode] = stamp, segment
-
-    def _see(self, number: int, stamp: int) -> None:
-        self.highest_number = max(self.highest_number, number)
-        self.highest_stamp = max(self.highest_stamp, stamp)
-
-    def settle(self, index: ColdIndex) -> Contents:
-        """Fill `index`, which is empty, and say what is live."""
-        contents = Contents({}, {}, [])
-        for generation, parts in self._parts.items():
-            self._settle_block(generation, parts, index, contents)
-        for inode, (directory, segment) in self._directories.items():
-            self._settle_directory(inode, directory, segment, index, contents)
-        return contents
-
-    def _settle_block(
-        self, generation: int, parts: list[FoundPart], index: ColdIndex, contents: Contents
-    ) -> None:
-        meta, noted_in = self._metas[generation]
-        dropped_at, drop_segment = self._drops.get(generation, (-1, 0))
-        later = [part for part in parts if part.stamp > dropped_at]
-        holders = {part_segment(part.part) for part in parts}
-        tiling = _newest_whole(later, meta.size)
-        if tiling is not None:
-            index.add_block(generation, tuple(part.part for part in tiling))
-            index.add_holders(generation, holders)
-            if noted_in != _IN_DATA:
-                _add_note(index, Put(meta), noted_in)
-            elif all(part.meta_stamp < meta.stamp for part in tiling):
-                index.queue(Put(meta))  # they are in a record that nothing else is needed of
-            contents.blocks[generation] = meta
-        elif not later:
-            index.graves[generation] = Grave(dropped_at, tuple(holders))
-            _add_note(index, Drop(generation, dropped_at), drop_segment)
+    )
+    held: dict[int, list[int]] = {}
+    pairs = (holders.array("number").tolist(), holders.array("segment").tolist())
+    for inode, segment in zip(*pairs, strict=True):
+        held.setdefault(inode, []).append(segment)
+    homes = makes.array("home").tolist()
+    for row, inode in enumerate(makes.array("number").tolist()):
+        directory = directory_of(makes, row)
+        if directory is None or inode not in held:
+            continue
+        note = MakeDirectory(directory)
+        for segment in held[inode]:
+            index.add_holder(note, index.space.segments[segment])
+        if homes[row] != NOWHERE:
+            index.add_note(note, *index.at_home(homes[row]))
+        if inode not in removed:
+            directories[inode] = directory
+            if homes[row] == NOWHERE:
+                index.queue(note)
+            continue
+        stamp, home = removed[inode]
+        if home != NOWHERE:
+            index.add_note(RemoveDirectory(inode, stamp), *index.at_home(home))
         else:
-            if dropped_at >= 0:  # that Drop is not needed only when the new one is written
-                index.space.segments[drop_segment].remember_note(Drop, generation)
-            index.bury_remains(generation, max(part.stamp for part in parts), holders)
-            contents.incomplete.append(generation)
-
-    def _settle_directory(
-        self,
-        inode: int,
-        directory: DirectoryMeta,
-        segment: int,
-        index: ColdIndex,
-        contents: Contents,
-    ) -> None:
-        for holder in self._directory_holders[inode]:
-            index.add_holder(MakeDirectory(directory), index.space.segments[holder])
-        _add_note(index, MakeDirectory(directory), segment)
-        removed = self._removed.get(inode)
-        if removed is None:
-            contents.directories[inode] = directory
-        else:
-            _add_note(index, RemoveDirectory(inode, removed[0]), removed[1])
-
-
-def _add_note(index: ColdIndex, entry: Entry, segment: int) -> None:
-    index.add_note(entry, index.space.segments[segment], len(ledger.encode(entry)))
+            index.queue(RemoveDirectory(inode, stamp))

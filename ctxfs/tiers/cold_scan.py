@@ -1,25 +1,28 @@
 """Recovery of one cold device: read every record that is there, and trust none unseen."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 import xxhash
 
+from ctxfs.core.meta import Entry, Put
 from ctxfs.device.engine import Engine
 from ctxfs.errors import DeviceError, DeviceLost
-from ctxfs.ondisk import record
+from ctxfs.ondisk import ledger, record
 from ctxfs.ondisk import segment as segment_header
+from ctxfs.ondisk.facts import Facts, FactsBuilder
 from ctxfs.ondisk.layout import ALIGN_BYTES, HEADER_BYTES_MAX
-from ctxfs.ondisk.record import Place, RecordHeader
+from ctxfs.ondisk.record import Place, RecordHeader, RecordKind
 from ctxfs.ondisk.segment import SEGMENT_HEADER_BYTES
 from ctxfs.tiers.cold_buffers import Scratch
-from ctxfs.tiers.cold_replay import Replay
+from ctxfs.tiers.cold_parts import pack_part
 from ctxfs.tiers.cold_space import Segment, Space
 
 VERIFY_NONE: Final = 2**64
 _SEGMENTS_AT_ONCE: Final = 16
+_HEADERS_AT_ONCE: Final = 64
 _WINDOW_BYTES: Final = 512 << 10
 # Where records are far apart only their headers are read; where they are near, all is.
 _NEAR_BYTES: Final = 64 << 10
@@ -68,72 +71,109 @@ class _Window:
 
 
 class Scan:
-    """Reads the segments of one device, several at a time, into a replay."""
+    """Reads the segments of one device, several at a time: first what they are, then those whose
+    records nothing else tells of."""
 
-    def __init__(
-        self, engine: Engine, space: Space, uuid: bytes, replay: Replay, verify_from: int
-    ) -> None:
+    def __init__(self, engine: Engine, space: Space, uuid: bytes, verify_from: int) -> None:
         """`verify_from`: in segments of this sequence and later the data is checked too."""
         self._engine = engine
         self._space = space
         self._uuid = uuid
         self._salt = record.make_salt(uuid)
-        self._replay = replay
         self._verify_from = verify_from
         self.counts = ScanCounts()
         # Records with data that is not what it should be: none of them was ever acknowledged.
         self.torn: list[tuple[Segment, int, RecordHeader]] = []
         self._lost: DeviceLost | None = None
+        self._bad_segments: set[int] = set()  # by index: something in them is not what it should be
+        self.facts: dict[int, Facts] = {}  # of the segments that were read through
 
-    async def run(self) -> None:
-        """Raises DeviceLost; other errors end the segment they happen in."""
-        indexes = iter(range(self._space.geometry.segment_count))
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(_SEGMENTS_AT_ONCE, self._space.geometry.segment_count)):
-                nursery.start_soon(self._work, indexes)
+    async def find(self) -> None:
+        """Read the header of every segment. Raises DeviceLost."""
+
+        async def look(index: int, window: _Window) -> None:
+            start = await window.view(0, SEGMENT_HEADER_BYTES, SEGMENT_HEADER_BYTES)
+            for magic in (segment_header.MAGIC, segment_header.TABLE_MAGIC):
+                sequence = segment_header.decode(start, self._uuid, index, magic)
+                if sequence is not None:
+                    self.counts.highest_sequence = max(self.counts.highest_sequence, sequence)
+                    holds_tables = magic == segment_header.TABLE_MAGIC
+                    self._space.adopt(index, sequence, SEGMENT_HEADER_BYTES, holds_tables)
+
+        await self._each(range(self._space.geometry.segment_count), look, _HEADERS_AT_ONCE)
         self._space.find_free()
+
+    async def read(self, indexes: Iterable[int]) -> None:
+        """Read every record of these segments. Raises DeviceLost; other errors end the segment
+        they happen in."""
+        await self._each(indexes, self._read_segment, _SEGMENTS_AT_ONCE)
+
+    def can_read(self, index: int) -> bool:
+        """Whether the header of this segment could be read."""
+        return index not in self._bad_segments
+
+    def is_good(self, index: int) -> bool:
+        """Whether nothing in this segment, which was read, was other than it should be."""
+        return index in self.facts and index not in self._bad_segments
+
+    async def _each(
+        self,
+        indexes: Iterable[int],
+        work: Callable[[int, _Window], Awaitable[None]],
+        at_once: int,
+    ) -> None:
+        todo = iter(indexes)
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(at_once, self._space.geometry.segment_count)):
+                nursery.start_soon(self._work, todo, work)
         if self._lost is not None:
             raise self._lost
 
-    async def _work(self, indexes: Iterator[int]) -> None:
+    async def _work(
+        self, indexes: Iterator[int], work: Callable[[int, _Window], Awaitable[None]]
+    ) -> None:
         window = _Window(self._engine, self._space)
         for index in indexes:
             if self._lost is not None:
                 return
             window.move(index)
             try:
-                await self._scan_segment(index, window)
+                await work(index, window)
             except DeviceLost as error:
                 self._lost = error
             except DeviceError:
                 # Nothing new may be written over what could not be read: reclaiming erases it.
                 self.counts.unreadable += 1
+                self._bad_segments.add(index)
                 self._space.adopt(index, self._space.segments[index].sequence, ALIGN_BYTES)
 
-    async def _scan_segment(self, index: int, window: _Window) -> None:
-        start = await window.view(0, SEGMENT_HEADER_BYTES, 4 * ALIGN_BYTES)
-        sequence = segment_header.decode(start, self._uuid, index)
-        if sequence is None:
-            return
-        self.counts.highest_sequence = max(self.counts.highest_sequence, sequence)
-        segment = self._space.adopt(index, sequence, SEGMENT_HEADER_BYTES)
+    async def _read_segment(self, index: int, window: _Window) -> None:
+        segment = self._space.segments[index]
+        builder = FactsBuilder(index)
         segment_bytes = self._space.geometry.segment_bytes
-        verified = sequence >= self._verify_from
+        verified = segment.sequence >= self._verify_from
         position = SEGMENT_HEADER_BYTES
         ahead = _AHEAD_FAR_BYTES
-        while position < segment_bytes:
-            header = await self._read_record(segment, position, ahead, window, verified)
-            if header is None:
-                break
-            near = header.record_bytes <= _NEAR_BYTES
-            ahead = _WINDOW_BYTES if near else _AHEAD_FAR_BYTES
-            position += header.record_bytes
-            segment.used_bytes = position
+        try:
+            while position < segment_bytes:
+                found = await self._read_record(segment, position, ahead, window, verified)
+                if found is None:
+                    break
+                header, entries = found
+                if entries is not None:
+                    self.counts.records += 1
+                    add_record(builder, index, position, header, entries)
+                near = header.record_bytes <= _NEAR_BYTES
+                ahead = _WINDOW_BYTES if near else _AHEAD_FAR_BYTES
+                position += header.record_bytes
+                segment.used_bytes = position
+        finally:
+            self.facts[index] = builder.finish(segment.sequence, segment.used_bytes)
 
     async def _read_record(
         self, segment: Segment, position: int, ahead: int, window: _Window, verified: bool
-    ) -> RecordHeader | None:
-        """Take in one record; None where the chain of headers ends."""
+    ) -> tuple[RecordHeader, list[Entry] | None] | None:
+        """One record, without entries if its data is torn; None where the chain of headers ends."""
         place = Place(self._salt, segment.sequence, position)
         data = await window.view(position, ALIGN_BYTES, ahead)
         header_bytes = record.peek_header_bytes(data)
@@ -144,19 +184,17 @@ class Scan:
         found = record.decode(data, place) if header_bytes else None
         if found is None:
             if record.belongs(data, place):
-                self._count_bad(verified)
+                self._count_bad(segment, verified)
             return None
-        header, entries = found
+        header, _ = found
         if position + header.record_bytes > self._space.geometry.segment_bytes:
-            self._count_bad(verified)
+            self._count_bad(segment, verified)
             return None
         if verified and not await self._is_whole(header, position, ahead, window):
-            self._count_bad(verified)
+            self._count_bad(segment, verified)
             self.torn.append((segment, position, header))
-            return header  # the headers after it are as good as ever
-        self.counts.records += 1
-        self._replay.add(segment, position, header, entries)
-        return header
+            return header, None  # the headers after it are as good as ever
+        return found
 
     async def _is_whole(
         self, header: RecordHeader, position: int, ahead: int, window: _Window
@@ -186,8 +224,31 @@ class Scan:
             offset = self._space.geometry.segment_offset(segment.index) + position
             await self._engine.write(offset, [scratch.span(0, header.header_bytes)])
 
-    def _count_bad(self, verified: bool) -> None:
+    def _count_bad(self, segment: Segment, verified: bool) -> None:
+        self._bad_segments.add(segment.index)
         if verified:
             self.counts.torn += 1
         else:
             self.counts.corrupt += 1
+
+
+def add_record(
+    builder: FactsBuilder,
+    segment: int,
+    position: int,
+    header: RecordHeader,
+    entries: Sequence[Entry],
+) -> None:
+    """Tell the builder of a good record at `position` of `segment`."""
+    builder.see_stamp(header.stamp)
+    if header.kind is RecordKind.NOTE:
+        for entry in entries:
+            builder.add_note(header.stamp, entry, len(ledger.encode(entry)))
+        return
+    meta = next((e.meta for e in entries if isinstance(e, Put)), None)
+    if meta is None or meta.generation != header.generation:
+        return  # of a kind this version does not write
+    part = pack_part(
+        segment, position, header.header_bytes, header.data_bytes, method=header.method
+    )
+    builder.add_data(meta, header, part)

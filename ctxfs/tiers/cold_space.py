@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ctxfs.core.meta import Entry
+from ctxfs.ondisk.facts import FactsBuilder
 from ctxfs.ondisk.layout import ALIGN_BYTES, Geometry, padded
 from ctxfs.ondisk.segment import SEGMENT_HEADER_BYTES
 
@@ -32,6 +33,7 @@ class SegmentState(enum.Enum):
     OPEN = "open"  # written to, or still has writes in flight
     CLOSED = "closed"
     RETIRING = "retiring"  # its live records are being carried over
+    TABLE = "table"  # it holds summaries and checkpoints, no records
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class Segment:
     unreadable: bool = False  # carrying over failed: it waits until nothing in it is needed
     generations: "array[int]" = field(default_factory=lambda: array("Q"))
     notes: "dict[type[Entry], array[int]]" = field(default_factory=dict)
+    # What its records say, for its summary; None where none is to be written.
+    facts: FactsBuilder | None = None
 
     def remember_note(self, kind: type[Entry], number: int) -> None:
         """`number`: the generation or inode that a note of this kind is about."""
@@ -92,11 +96,21 @@ class Space:
         # Invariant: live_bytes == sum(segment.live_bytes for segment in segments)
         self.live_bytes = 0
         self.claimed_bytes = 0
+        self.keeps_facts = False  # of new segments, for their summaries
+        self.finished: deque[Segment] = deque()  # closed since, with facts to be summarised
+        self.table_count = 0  # segments that hold tables
+        self.table_wanted = 0  # segments kept back for the next tables
 
     @property
     def capacity_bytes(self) -> int:
         """What blocks and notes may fill."""
-        return (len(self.segments) - self.reserve_count) * self.geometry.content_bytes
+        others = self.reserve_count + self.table_count + self.table_wanted
+        return max(0, len(self.segments) - others) * self.geometry.content_bytes
+
+    @property
+    def block_floor(self) -> int:
+        """How many free segments blocks must leave."""
+        return self.reserve_count + self.table_wanted
 
     @property
     def room_bytes(self) -> int:
@@ -133,27 +147,47 @@ class Space:
         segment.state = SegmentState.OPEN
         segment.sequence = sequence
         segment.used_bytes = SEGMENT_HEADER_BYTES
+        if self.keeps_facts:
+            segment.facts = FactsBuilder(segment.index)
         self.open = segment
+        return segment
+
+    def take_for_tables(self, sequence: int) -> Segment | None:
+        """A free segment for summaries and checkpoints; None where that would take the room of
+        what is promised."""
+        if len(self.free) <= self.reserve_count:
+            return None
+        if self.ready_bytes(self.reserve_count) < self.geometry.content_bytes:
+            return None
+        segment = self.segments[self.free.popleft()]
+        segment.state = SegmentState.TABLE
+        segment.sequence = sequence
+        segment.used_bytes = SEGMENT_HEADER_BYTES
+        self.table_count += 1
         return segment
 
     def settle(self, segments: Iterable[Segment]) -> None:
         """The writes to these, which are not the open one any more, have ended."""
         for segment in segments:
             segment.state = SegmentState.CLOSED
+            if segment.facts is not None:
+                self.finished.append(segment)
 
     def close_open(self) -> None:
         """Write no more to the open segment. None of its writes may be in flight."""
         closed, self.open = self.open, None
         if closed is not None:
-            closed.state = SegmentState.CLOSED
+            self.settle([closed])
 
-    def adopt(self, index: int, sequence: int, used_bytes: int) -> Segment:
+    def adopt(
+        self, index: int, sequence: int, used_bytes: int, holds_tables: bool = False
+    ) -> Segment:
         """A segment that was found on the medium: nothing more is written to it.
 
         `find_free` must follow the last of them.
         """
         segment = self.segments[index]
-        segment.state = SegmentState.CLOSED
+        segment.state = SegmentState.TABLE if holds_tables else SegmentState.CLOSED
         segment.sequence = sequence
         segment.used_bytes = padded(used_bytes)
         return segment
@@ -161,6 +195,7 @@ class Space:
     def find_free(self) -> None:
         """Make the list of free segments anew."""
         self.free = deque(s.index for s in self.segments if s.state is SegmentState.FREE)
+        self.table_count = sum(s.state is SegmentState.TABLE for s in self.segments)
 
     def add_live(self, index: int, length_bytes: int) -> None:
         self.segments[index].live_bytes += length_bytes
@@ -173,5 +208,6 @@ class Space:
     def release(self, index: int) -> None:
         """Its header is zero on the medium: it is free, for the time after all others are used."""
         assert not self.segments[index].live_bytes
+        self.table_count -= self.segments[index].state is SegmentState.TABLE
         self.segments[index] = Segment(index)
         self.free.append(index)

@@ -188,6 +188,7 @@ class ColdWriter:
             known = self._failures.get(item.segment.sequence)
             if known is None or item.position < known[0]:
                 self._failures[item.segment.sequence] = item.position, error
+            item.segment.facts = None  # what arrived of it is for a scan to find out
             if self._space.open is item.segment:
                 self._space.open = None
                 # The next batch, if there is one, may be writing to it still.

@@ -170,9 +170,9 @@ def test_segment_header_of_another_place_or_device_is_none() -> None:
 
 @pytest.mark.parametrize(
     ("size", "segment_bytes"),
-    [(16 << 20, 1 << 20), (64 << 20, 1 << 20), (1 << 30, 16 << 20), (1 << 40, 64 << 20)],
+    [(16 << 20, 1 << 20), (64 << 20, 1 << 20), (1 << 30, 8 << 20), (1 << 40, 64 << 20)],
 )
-def test_segments_are_as_large_as_leaves_about_32(size: int, segment_bytes: int) -> None:
+def test_segments_are_as_large_as_leaves_about_64(size: int, segment_bytes: int) -> None:
     geometry = choose_geometry(size)
     assert geometry.segment_bytes == segment_bytes
     assert geometry.is_sound()

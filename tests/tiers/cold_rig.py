@@ -6,12 +6,16 @@ from dataclasses import replace
 import xxhash
 
 from ctxfs.core.meta import BlockMeta, DirectoryMeta, MakeDirectory, Put, RemoveDirectory
+from ctxfs.ondisk import segment as segment_header
 from ctxfs.ondisk.layout import SEGMENTS_OFFSET, padded
-from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
+from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered, TablePolicy
 from ctxfs.tiers.cold_buffers import Scratch
+from ctxfs.tiers.cold_space import SegmentState
 from tests.fakes import MemoryEngine
 
 SEGMENT = 128 << 10
+# A checkpoint of many pieces after every other segment, on the smallest device.
+OFTEN = TablePolicy(segments_min=1, summaries_max=2, segments_share=1, piece_bytes=6 << 10)
 
 
 def engine(segments: int = 16, *, segment_bytes: int = SEGMENT, seed: int = 0) -> MemoryEngine:
@@ -60,9 +64,15 @@ def directory(inode: int, stamp: int) -> DirectoryMeta:
 class Rig:
     """A tier and what its store would know of it."""
 
-    def __init__(self, *engines: MemoryEngine, segment_bytes: int | None = SEGMENT) -> None:
+    def __init__(
+        self,
+        *engines: MemoryEngine,
+        segment_bytes: int | None = SEGMENT,
+        tables: TablePolicy | None = None,
+    ) -> None:
         self.engines = list(engines)
         self.segment_bytes = segment_bytes
+        self.tables = tables
         self.blocks: dict[int, BlockMeta] = {}
         self.directories: dict[int, DirectoryMeta] = {}
         self.stamp = 0
@@ -75,10 +85,16 @@ class Rig:
             ColdDevice(f"memory{at}", engine, format=format, segment_bytes=self.segment_bytes)
             for at, engine in enumerate(self.engines)
         ]
+        without_tables = Rig(*self._copies(), segment_bytes=self.segment_bytes)
         self.tier = await ColdTier.open(
-            devices, describe=self.blocks.get, describe_directory=self.directories.get
+            devices,
+            describe=self.blocks.get,
+            describe_directory=self.directories.get,
+            tables=self.tables,
         )
         self.recovered = await self.tier.recover()
+        if self.tables is not None:
+            await self._compare(without_tables)
         self.blocks.clear()
         self.blocks.update(self.recovered.blocks)
         self.directories.clear()
@@ -86,6 +102,37 @@ class Rig:
         self.stamp = max(self.stamp, self.recovered.highest_stamp)
         self.number = max(self.number, self.recovered.highest_number)
         return self.recovered
+
+    def _copies(self) -> list[MemoryEngine]:
+        """The devices as they would be, had nobody ever written a summary or a checkpoint."""
+        if self.tables is None:
+            return []
+        copies = [device.copy() for device in self.engines]
+        for device in copies:
+            for start in range(SEGMENTS_OFFSET, device.size_bytes, SEGMENT):
+                magic = device.medium[start : start + len(segment_header.TABLE_MAGIC)]
+                if magic == segment_header.TABLE_MAGIC:
+                    device.medium[start : start + 4096] = bytes(4096)
+        return copies
+
+    async def _compare(self, without_tables: "Rig") -> None:
+        """What tables tell is what the records tell."""
+        if any(log.health.lost for log in self.tier._logs):
+            return
+        expected = await without_tables.open()
+        assert self.recovered.blocks == expected.blocks
+        assert sorted(self.recovered.directories, key=lambda each: each.inode) == sorted(
+            expected.directories, key=lambda each: each.inode
+        )
+        pairs = zip(self.tier._logs, without_tables.tier._logs, strict=True)
+        for log, other in pairs:
+            assert log.index._blocks.keys() == other.index._blocks.keys()
+            assert set(log.index.graves) >= set(other.index.graves)
+
+    async def tend(self) -> None:
+        """What is done in the background, once."""
+        for log in self.tier._logs:
+            await log.tend()
 
     async def crash(self) -> Recovered:
         self.engines = [engine.crash() for engine in self.engines]
@@ -168,7 +215,9 @@ class Rig:
             assert all(segment.readers == 0 for segment in space.segments)
             records = sum(log.index.physical_bytes(generation) for generation in self.blocks)
             # Notes are never refused, and what is carried over may be split: a little more than
-            # what blocks may fill, out of the reserve.
-            slack = space.geometry.content_bytes
+            # what blocks may fill, out of the reserve. And tables may have grown since.
+            slack = (1 + space.table_count + space.table_wanted) * space.geometry.content_bytes
             assert records <= space.live_bytes <= space.capacity_bytes + slack
             assert len(set(space.free)) == len(space.free)
+            states = [segment.state for segment in space.segments]
+            assert space.table_count == states.count(SegmentState.TABLE)

@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ctxfs.core.meta import BlockMeta
 from ctxfs.errors import DeviceError, TierFull
-from tests.tiers.cold_rig import SEGMENT, Rig, engine, meta
+from ctxfs.tiers.cold import TablePolicy
+from tests.tiers.cold_rig import OFTEN, SEGMENT, Rig, engine, meta
 
 _SIZES = st.one_of(
     st.sampled_from([0, 1, 4096, SEGMENT, 2 * SEGMENT + 1]), st.integers(0, SEGMENT // 2)
@@ -47,11 +48,15 @@ class ColdMachine(RuleBasedStateMachine):
     """`self.rig.blocks` is what is live; `self.allowed` what a crash may make of each generation:
     versions of its attributes, and None for gone. `self.sizes` has all that was ever put."""
 
-    @initialize(seed=st.integers(0, 2**32 - 1), devices=st.integers(1, 2))
-    def begin(self, seed: int, devices: int) -> None:
+    @initialize(
+        seed=st.integers(0, 2**32 - 1),
+        devices=st.integers(1, 2),
+        tables=st.sampled_from([None, OFTEN]),
+    )
+    def begin(self, seed: int, devices: int, tables: TablePolicy | None) -> None:
         self.random = random.Random(seed)
         self.clock = _Clock()
-        self.rig = Rig(*(engine(10, seed=seed + at) for at in range(devices)))
+        self.rig = Rig(*(engine(10, seed=seed + at) for at in range(devices)), tables=tables)
         self.allowed: dict[int, list[BlockMeta | None]] = {}
         self.sizes: dict[int, int] = {}
         self.allowed_directories: dict[int, set[int | None]] = {}
@@ -151,6 +156,12 @@ class ColdMachine(RuleBasedStateMachine):
         except (DeviceError, TierFull):
             return
         self._all_is_certain()
+
+    @rule()
+    def tend(self) -> None:
+        """Summaries and checkpoints are written, segments are made free."""
+        with contextlib.suppress(DeviceError, TierFull):
+            self.run(self.rig.tend)
 
     @precondition(lambda self: self.rig.blocks)
     @rule()

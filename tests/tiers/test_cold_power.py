@@ -9,14 +9,21 @@ import trio.testing
 
 from ctxfs.device.engine import Span
 from ctxfs.errors import DeviceError, TierFull
+from ctxfs.tiers.cold import TablePolicy
 from tests.fakes import MemoryEngine
-from tests.tiers.cold_rig import SEGMENT, Rig, engine, meta
+from tests.tiers.cold_rig import OFTEN, SEGMENT, Rig, engine, meta
+
+_WITH_AND_WITHOUT_TABLES = pytest.mark.parametrize(
+    ("tables", "segments"), [(None, 8), (OFTEN, 12)], ids=["records", "tables"]
+)
 
 
 async def _fill(rig: Rig, size: int) -> None:
     with contextlib.suppress(TierFull):
         while True:
             await rig.put(size)
+            if rig.tables is not None:
+                await rig.tend()
 
 
 async def _put_until_the_power_fails(rig: Rig, requests: int, size: int) -> bool:
@@ -26,17 +33,22 @@ async def _put_until_the_power_fails(rig: Rig, requests: int, size: int) -> bool
         for _ in range(6):
             await rig.put(size)
             await rig.tier.sync()
+            if rig.tables is not None:
+                await rig.tend()
     except DeviceError:
         return True
     return False
 
 
+@_WITH_AND_WITHOUT_TABLES
 @pytest.mark.parametrize("seed", range(4))
-async def test_synced_blocks_survive_power_loss_at_any_request_of_reclaiming(seed: int) -> None:
+async def test_synced_blocks_survive_power_loss_at_any_request_of_reclaiming(
+    seed: int, tables: TablePolicy | None, segments: int
+) -> None:
     requests = 0
     failed = True
     while failed:
-        rig = Rig(engine(8, seed=1000 * seed + requests))
+        rig = Rig(engine(segments, seed=1000 * seed + requests), tables=tables)
         await rig.open()
         await _fill(rig, 20_000)
         for generation in sorted(rig.blocks)[::2]:
@@ -59,11 +71,14 @@ async def test_synced_blocks_survive_power_loss_at_any_request_of_reclaiming(see
     assert requests > 20
 
 
+@_WITH_AND_WITHOUT_TABLES
 @pytest.mark.parametrize("seed", range(4))
-async def test_dropped_blocks_stay_gone_though_power_fails_twice(seed: int) -> None:
+async def test_dropped_blocks_stay_gone_though_power_fails_twice(
+    seed: int, tables: TablePolicy | None, segments: int
+) -> None:
     """Segments are erased and used again, and what was in them must not come back."""
     for requests in range(0, 40, 3):
-        rig = Rig(engine(8, seed=1000 * seed + requests))
+        rig = Rig(engine(segments, seed=1000 * seed + requests), tables=tables)
         await rig.open()
         dropped: set[int] = set()
         for turn in range(3):
