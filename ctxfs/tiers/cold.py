@@ -4,10 +4,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Self
 
 import trio
 
+from ctxfs.core.columns import BlockColumns
 from ctxfs.core.meta import BlockMeta, DirectoryMeta, Drop, Entry, Put
 from ctxfs.device.engine import Span
 from ctxfs.errors import BlockNotFound, CtxfsError, DeviceError, DeviceLost, TierFull
@@ -24,11 +26,11 @@ COMMIT_SECONDS: Final = 1.0
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Recovered:
     """What recovery found on all devices together."""
 
-    blocks: dict[int, BlockMeta]  # by generation, with the newest attributes
+    columns: BlockColumns  # with the newest attributes
     directories: list[DirectoryMeta]
     dropped: list[int]  # generations of which only pieces were left, or whose key has a newer one
     highest_number: int  # of any generation or inode seen, dead ones too
@@ -36,6 +38,12 @@ class Recovered:
     records: int
     torn: int  # records cut off: they were being written when the device was left
     corrupt: int  # records, or segments, that should be good and are not
+
+    @cached_property
+    def blocks(self) -> dict[int, BlockMeta]:
+        """The same as objects, by generation."""
+        metas = map(self.columns.meta, range(len(self.columns)))
+        return {meta.generation: meta for meta in metas}
 
 
 @dataclass(slots=True)
@@ -101,7 +109,7 @@ class ColdTier:
         for log in self._logs:
             log.see_stamp(stamp)
         return Recovered(
-            blocks=blocks,
+            columns=BlockColumns.from_metas(blocks.values()),
             directories=list(directories.values()),
             dropped=[generation for generation in dropped if generation not in blocks],
             highest_number=number,
@@ -209,7 +217,10 @@ class ColdTier:
         await log.reader.read(generation, target)
 
     def _home(self, generation: int) -> ColdLog | None:
-        return next((log for log in self._logs if generation in log.index), None)
+        for log in self._logs:
+            if generation in log.index:
+                return log
+        return None
 
     def holds(self, generation: int) -> bool:
         """Whether it was put, and not dropped; its device may be failing or lost."""
@@ -217,8 +228,10 @@ class ColdTier:
 
     def physical_bytes(self, generation: int) -> int:
         """What it takes on the medium; 0 where it is not here."""
-        log = self._home(generation)
-        return log.index.physical_bytes(generation) if log is not None else 0
+        for log in self._logs:
+            if found := log.index.physical_bytes(generation):
+                return found
+        return 0
 
     def drop(self, generation: int, stamp: int) -> None:
         """Its room is free at once; nothing happens where it is not here."""
