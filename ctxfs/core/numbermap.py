@@ -35,6 +35,10 @@ class NumberMap:
         slot = self._slot(key)
         return self._values[slot] if self._keys[slot] else None
 
+    def keys(self) -> set[int]:
+        """Return all keys."""
+        return set(self._pairs()[0].tolist())
+
     def __setitem__(self, key: int, value: int) -> None:
         slot = self._slot(key)
         if not self._keys[slot]:

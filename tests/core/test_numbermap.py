@@ -32,6 +32,7 @@ def test_it_holds_what_a_dict_would(
             with pytest.raises(KeyError):
                 numbers.remove(key)
     assert len(numbers) == len(model)
+    assert numbers.keys() == set(model)
     for key in {*model, *range(1, 91)}:
         assert numbers.get(key) == model.get(key)
         assert (key in numbers) == (key in model)
