@@ -74,7 +74,7 @@ def memory_per_block(options: argparse.Namespace, out: Console) -> dict[str, Any
     out.print(
         f"{found.per_block:,.0f} bytes per block (must {MEMORY_MUST_BYTES}, aim "
         f"{MEMORY_AIM_BYTES}, at a million): {found.rss_before / MIB:.0f} MiB before, "
-        f"{found.rss_after / MIB:.0f} MiB with them; "
+        f"{found.rss_after / MIB:.0f} MiB with them, {found.hot_blocks:,} of them hot; "
         f"{found.blocks / found.seconds:,.0f} made a second."
     )
     per_block = {**asdict(found), "per_block": found.per_block}

@@ -17,6 +17,7 @@ class Memory:
     """`rss_*`: resident bytes of the daemon. `seconds`: making all blocks."""
 
     blocks: int
+    hot_blocks: int  # in the hot tier afterwards, older ones too
     rss_before: int
     rss_after: int
     seconds: float
@@ -35,7 +36,7 @@ def measure(folder: Path, mount_point: Path, *, blocks: int, size: int, each: in
 
     Raises NoStatistics, and TimeoutError when the daemon has not sealed all of them in time.
     """
-    before, rss_before = _read(mount_point)
+    before, _, rss_before = _read(mount_point)
     payload = b"x" * size
     began = time.perf_counter()
     for path in _paths(folder, blocks, each):
@@ -45,9 +46,9 @@ def measure(folder: Path, mount_point: Path, *, blocks: int, size: int, each: in
     seconds = time.perf_counter() - began
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     while True:
-        counted, rss_after = _read(mount_point)
+        counted, hot_blocks, rss_after = _read(mount_point)
         if counted >= before + blocks:
-            return Memory(blocks, rss_before, rss_after, seconds)
+            return Memory(blocks, hot_blocks, rss_before, rss_after, seconds)
         if time.monotonic() > deadline:
             raise TimeoutError(f"{counted - before} of {blocks} blocks were sealed, no more")
         time.sleep(POLL_SECONDS)
@@ -62,11 +63,13 @@ def _paths(parent: Path, blocks: int, each: int) -> Iterator[Path]:
         yield folder / f"{number:064x}"  # as long as a digest in hex, which most clients use
 
 
-def _read(mount_point: Path) -> tuple[int, int]:
+def _read(mount_point: Path) -> tuple[int, int, int]:
+    """Return how many blocks are sealed, how many of them hot, and how large the daemon is."""
     path = mount_point / ".ctx" / "stats"
     try:
         statistics: dict[str, Any] = json.loads(path.read_text())
-        return int(statistics["blocks"]["sealed"]), int(statistics["memory"]["rss_bytes"])
+        sealed, hot = statistics["blocks"]["sealed"], statistics["tiers"]["hot"]["blocks"]
+        return int(sealed), int(hot), int(statistics["memory"]["rss_bytes"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise NoStatistics(f"{path}: {error!r}") from error
 

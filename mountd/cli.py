@@ -200,6 +200,7 @@ def serve(config: Config, announce: background.Announce, fuse_fd: int | None = N
     """Answer the mount until it is ended. Claims the state directory."""
     # Here, not above: the kernel channel and the rings are not for --help, --check or the
     # process that only waits for the daemon.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: no matrices are multiplied here
     from mountd import run
 
     logs.setup(config.log)

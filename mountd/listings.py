@@ -81,9 +81,9 @@ class Listings:
 
     def _visible(self, directory: Directory, caller: Caller) -> Iterator[tuple[int, bytes]]:
         groups = groups_of(caller)
-        for name, node in directory.entries.items():
+        for node in directory.entries.peek():
             if may_read(node, caller.uid, groups):
-                yield (node.generation if isinstance(node, Block) else node.inode), name
+                yield (node.generation if isinstance(node, Block) else node.inode), node.name
         owner = None
         private = {}  # two threads may have made the same name: the newest is what it leads to
         for block in self._names.private_in(directory):

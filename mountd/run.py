@@ -25,6 +25,7 @@ from ctxfs.core.meta import BlockMeta, DirectoryMeta
 from ctxfs.core.times import Now
 from ctxfs.device import shm
 from ctxfs.device.blockfile import OpenedDevice, open_engine
+from ctxfs.device.memory import give_back
 from ctxfs.errors import ConfigError, CtxfsError
 from ctxfs.store.attributes import Attributes
 from ctxfs.store.catalog import Catalog
@@ -108,6 +109,7 @@ async def _serve(config: Config, ready: Callable[[], None], fuse_fd: int | None)
                     await nursery.start(_run_signals, daemon, nursery.cancel_scope)
                     await nursery.start(mount.serve, nursery.cancel_scope)
                     gc.freeze()  # what was found stays: no use looking there for garbage
+                    give_back()  # columns of all that was found, and what they were read from
                     nursery.start_soon(watchdog.watched, _on_stall(fuse_fd))
                     ready()
             with trio.CancelScope(shield=True):

@@ -69,8 +69,12 @@ class Statistics:
 
     def _tiers(self, now: Now) -> dict[str, Any]:
         catalog = self._catalog
-        hot_blocks = catalog.hot_order.leaving()
-        pinned = sum(block.hot_bytes for block in hot_blocks if block.is_pinned(now.boot_ns))
+        with_extras = catalog.names.table.peek_with_extras()
+        pinned = sum(
+            block.hot_bytes
+            for block in with_extras
+            if block in catalog.hot_order and block.is_pinned(now.boot_ns)
+        )
         tiers: dict[str, Any] = {
             "hot": {
                 "capacity_bytes": catalog.hot.capacity_bytes,

@@ -185,11 +185,13 @@ def test_percentiles_are_those_of_single_operations() -> None:
 def test_memory_is_what_the_daemon_grew_by_for_each_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = iter([(5, 1000), (9, 1500), (15, 3000)])  # the last blocks are sealed a bit later
+    answers = iter(
+        [(5, 5, 1000), (9, 8, 1500), (15, 7, 3000)]
+    )  # the last blocks are sealed a bit later
     monkeypatch.setattr(memory, "_read", lambda _: next(answers))
     monkeypatch.setattr(memory, "POLL_SECONDS", 0)
     found = memory.measure(tmp_path, tmp_path, blocks=10, size=1, each=4)
-    assert found.per_block == 200
+    assert (found.per_block, found.hot_blocks) == (200, 7)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 10
     assert len(list(tmp_path.iterdir())) == 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ctxfs.core.meta import PIN_FOREVER, PIN_NONE, BlockMeta, DirectoryMeta, Placement
 from ctxfs.core.times import NEVER, Now
@@ -70,6 +72,7 @@ class Block:
         "name",
         "opens",
         "published",
+        "row",
         "size",
         "stamp",
         "state",
@@ -102,6 +105,7 @@ class Block:
         self.lookups = 0  # references the kernel holds to the inode
         self.extras: Extras | None = None
         self.writing: Writing | None = None
+        self.row = 0  # in the table of named blocks; 0: in none
 
     @property
     def is_gone(self) -> bool:
@@ -176,6 +180,26 @@ class Block:
 _NO_EXTRAS = Extras()
 
 
+class Entries(Protocol):
+    """The published names in a directory, and where they lead. The namespace changes them."""
+
+    def get(self, name: bytes, /) -> Node | None: ...
+
+    def __getitem__(self, name: bytes, /) -> Node: ...
+
+    def __contains__(self, name: bytes, /) -> bool: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+    def __len__(self) -> int: ...
+
+    def values(self) -> Iterator[Node]: ...
+
+    def peek(self) -> Iterator[Node]:
+        """Yield all to be read at once, and no more: blocks may be copies."""
+        ...
+
+
 class Directory:
     """A prefix of keys that somebody made, or that blocks lie beneath."""
 
@@ -196,11 +220,11 @@ class Directory:
         "uid",
     )
 
-    def __init__(self, inode: int, parent: Directory | None, name: bytes) -> None:
+    def __init__(self, inode: int, parent: Directory | None, name: bytes, entries: Entries) -> None:
         self.inode = inode
         self.parent = parent
         self.name = name
-        self.entries: dict[bytes, Block | Directory] = {}  # published names only
+        self.entries = entries
         self.mode = 0o755
         self.uid = 0
         self.gid = 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ctxfs.core.block import Block, Directory, Node
+from ctxfs.core.blocktable import BlockTable
+from ctxfs.core.entries import Inodes, TableEntries
 from ctxfs.core.key import KEY_BYTES_MAX, check_name, split_key
 from ctxfs.errors import (
     BlockExists,
@@ -26,12 +28,18 @@ class Namespace:
     """The tree of directories, the published blocks in it, and the private ones beside it."""
 
     def __init__(self) -> None:
-        self.root = Directory(ROOT_INODE, None, b"")
-        self.by_inode: dict[int, Node] = {ROOT_INODE: self.root}
+        self.table = BlockTable()
+        self.by_inode = Inodes(self.table)
+        self.root = self.new_directory(ROOT_INODE, None, b"")
+        self.by_inode.directories[ROOT_INODE] = self.root
         self._private: dict[tuple[int, bytes], list[Block]] = {}
         self.directory_count = 1
         # Invariant: a published block b has b.directory.entries[b.name] is b.
         # Invariant: an unpublished, named block b is in _private[b.directory.inode, b.name].
+
+    def new_directory(self, inode: int, parent: Directory | None, name: bytes) -> Directory:
+        """Return a directory that is not in its parent."""
+        return Directory(inode, parent, name, TableEntries(self.table))
 
     # -- keys
 
@@ -60,6 +68,15 @@ class Namespace:
     def find(self, directory: Directory, name: bytes) -> Node | None:
         """Return what the published name leads to."""
         return directory.entries.get(name)
+
+    def block_beside(self, directory: Directory) -> Block | None:
+        """Return a block that has the name of a directory, as only what was read may have."""
+        assert directory.parent is not None
+        return _entries(directory.parent).block(directory.name)
+
+    def number_for(self, directory: Directory) -> int:
+        """Return the number under which the table of blocks knows a directory."""
+        return _entries(directory).number_for(directory)
 
     def check_place(self, directory: Directory, name: bytes) -> None:
         """Raise NameTooLong, BadValue, or BlockNotFound if nothing may be put there."""
@@ -92,7 +109,7 @@ class Namespace:
         """Make a generation findable by its owner."""
         self.check_place(block.directory, block.name)
         self._private.setdefault((block.directory.inode, block.name), []).append(block)
-        self.by_inode[block.generation] = block
+        self.table.hold(block)
 
     def remove_private(self, block: Block) -> None:
         """Forget the private name; harmless if there is none."""
@@ -112,26 +129,31 @@ class Namespace:
             raise IsDirectory(repr(name))
         self.check_place(directory, name)
         self.unname(block)
-        directory.entries[name] = block
-        block.directory, block.name, block.published = directory, name, True
-        self.by_inode[block.generation] = block
-        if old is not None:
+        if old is not None and old is not block:
+            self.table.leave(old)
             old.published = False
+        block.directory, block.name, block.published = directory, name, True
+        self.table.enter(block, self.number_for(directory))
         return old if old is not block else None
 
     def unname(self, block: Block) -> None:
         """Take away the block's name, private or published."""
         if block.published:
-            if block.directory.entries.get(block.name) is block:
-                del block.directory.entries[block.name]
+            self.table.leave(block)
             block.published = False
         else:
             self.remove_private(block)
 
+    def bury(self, block: Block) -> None:
+        """A block without a name is not to get one again; it may still be open, or known."""
+        self.table.release(block)
+
     def forget(self, node: Node) -> None:
         """Drop the inode; for nodes without name, open descriptions and kernel references."""
-        inode = node.generation if isinstance(node, Block) else node.inode
-        self.by_inode.pop(inode, None)
+        if isinstance(node, Block):
+            self.table.forget(node)
+        else:
+            self.by_inode.directories.pop(node.inode, None)
 
     # -- directories
 
@@ -140,9 +162,9 @@ class Namespace:
         if name in parent.entries:
             raise BlockExists(repr(name))
         self.check_place(parent, name)
-        directory = Directory(inode, parent, name)
-        parent.entries[name] = directory
-        self.by_inode[inode] = directory
+        directory = self.new_directory(inode, parent, name)
+        _entries(parent).directories[name] = directory
+        self.by_inode.directories[inode] = directory
         self.directory_count += 1
         return directory
 
@@ -151,7 +173,8 @@ class Namespace:
         if directory.entries:
             raise DirectoryNotEmpty(repr(directory.name))
         assert directory.parent is not None
-        del directory.parent.entries[directory.name]
+        del _entries(directory.parent).directories[directory.name]
+        _entries(directory).end()
         directory.removed = True
         self.directory_count -= 1
 
@@ -161,9 +184,9 @@ class Namespace:
         if directory.entries:
             raise DirectoryNotEmpty(repr(directory.name))
         assert directory.parent is not None
-        del directory.parent.entries[directory.name]
+        del _entries(directory.parent).directories[directory.name]
         directory.parent, directory.name = parent, name
-        parent.entries[name] = directory
+        _entries(parent).directories[name] = directory
 
     def blocks_beneath(self, directory: Directory) -> Iterator[Block]:
         """Yield every published block below a prefix."""
@@ -172,6 +195,15 @@ class Namespace:
                 yield node
             else:
                 yield from self.blocks_beneath(node)
+
+    def is_pinned_beneath(self, directory: Directory, now_boot_ns: int) -> bool:
+        """Whether a pin holds now on any block below a prefix."""
+        return any(
+            node.is_pinned(now_boot_ns)
+            if isinstance(node, Block)
+            else self.is_pinned_beneath(node, now_boot_ns)
+            for node in directory.entries.peek()
+        )
 
     def together_root(self, block: Block) -> Directory | None:
         """Return the outermost directory that holds the block and is marked `together`."""
@@ -190,3 +222,10 @@ class Namespace:
                 return directory.default_ttl_ns
             directory = directory.parent
         return -1
+
+
+def _entries(directory: Directory) -> TableEntries:
+    """What this namespace keeps of a directory of its own."""
+    entries = directory.entries
+    assert isinstance(entries, TableEntries)
+    return entries

@@ -1,5 +1,6 @@
 """How much memory there is, as far as this process may use it."""
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,13 @@ def memory_available_bytes(root: Path = _ROOT) -> int:
     """What could be used without swapping, as the kernel and our control groups see it now."""
     rooms = [max(0, limit - used) for limit, used in _cgroups(root)]
     return min([_meminfo(root, "MemAvailable"), *rooms])
+
+
+def give_back() -> None:
+    """Return to the kernel what this process has freed, and the C library keeps for later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, others may not
+    if trim is not None:
+        trim(0)
 
 
 def _meminfo(root: Path, name: str) -> int:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
+
 from ctxfs.core.block import NOT_HOT, Block, Directory, State, Writing
+from ctxfs.core.columns import U64
 from ctxfs.core.eviction import Lru
 from ctxfs.core.expiry import ExpiryQueue
 from ctxfs.core.meta import (
@@ -37,8 +40,6 @@ from ctxfs.tiers.warm import WarmTier
 
 FIRST_GENERATION = 1024  # inode numbers below are the daemon's own
 FRESH_MAX = 4096  # sealed blocks whose writer may still go on with them
-
-_EXPIRY_SLACK = 1024
 
 
 class Clock(Protocol):
@@ -66,11 +67,11 @@ class Catalog:
         self.events = events
         self.counters = counters
         self.names = Namespace()
-        self.hot_order = Lru()
-        self.warm_order = Lru()
+        self.hot_order = Lru(self.names.table)
+        self.warm_order = Lru(self.names.table)
         self.warm_content_bytes = 0  # what the blocks in the warm tier are, inflated
-        self.cold_order = Lru()
-        self.expiry = ExpiryQueue()
+        self.cold_order = Lru(self.names.table)
+        self.expiry = ExpiryQueue(self.names.table.all_deadlines)
         self.expiry_changed: Callable[[], None] = lambda: None
         # For who has told others where a name (directory's inode, name) leads, or what the
         # attributes of an inode are. A block that changes name, copies or attributes is told of.
@@ -163,7 +164,7 @@ class Catalog:
 
     def describe(self, generation: int) -> BlockMeta | None:
         """Return what is to be written down of a live block; None for any other."""
-        block = self.names.by_inode.get(generation)
+        block = self.names.by_inode.peek(generation)
         if not isinstance(block, Block) or block.state is not State.SEALED:
             return self._shadow_metas.get(generation)
         return block.meta(self.names.key_of(block), self.clock())
@@ -175,18 +176,33 @@ class Catalog:
             return None
         return directory.meta(self.names.key_of(directory))
 
-    def journal_entries(self) -> Iterator[JournalEntry]:
-        """Yield what a rewritten hot journal must hold, if the cold tier has been synced."""
+    def journal_beginning(self) -> Iterator[JournalEntry]:
+        """Yield what a rewritten hot journal must hold beside the sealed blocks in memory."""
+        for directory in self.names.by_inode.directories.values():
+            if directory.stamp and not directory.removed:
+                yield MakeDirectory(directory.meta(self.names.key_of(directory)))
+        if self.keeps_transients:
+            for block in self.names.table.awake.values():
+                if block.state is not State.SEALED:
+                    yield self._transient(block)
+
+    def journal_entries(self, generations: Iterable[int]) -> Iterator[JournalEntry]:
+        """Yield what it must hold of those of the generations that are in memory now, sealed."""
         now = self.clock()
-        for node in self.names.by_inode.values():
-            if isinstance(node, Directory):
-                if node.stamp and not node.removed:
-                    yield MakeDirectory(node.meta(self.names.key_of(node)))
-            elif node.state is State.SEALED:
-                if node.is_hot or self.is_warm(node):
-                    yield Put(node.meta(self.names.key_of(node), now))
-            elif self.keeps_transients:
-                yield self._transient(node)
+        for generation in generations:
+            block = self.names.by_inode.peek(generation)
+            if not isinstance(block, Block) or block.state is not State.SEALED:
+                continue
+            if block.is_hot or self.is_warm(block):
+                yield Put(block.meta(self.names.key_of(block), now))
+
+    def in_memory(self) -> U64:
+        """Return the generations of blocks that are hot, then of those that are warm alone.
+
+        The most recently used come first.
+        """
+        hot, warm = self.hot_order.generations(), self.warm_order.generations()
+        return np.concatenate([hot, warm[~np.isin(warm, hot)]])
 
     # -- copies
 
@@ -286,6 +302,7 @@ class Catalog:
         self.cold_order.remove(block)
         self.fresh.pop(block.generation, None)
         self.drop_shadow(block)
+        self.names.bury(block)
         self.forget_if_unused(block)
 
     def _record_gone(self, block: Block) -> None:
@@ -327,13 +344,11 @@ class Catalog:
         """Give a block its deadline."""
         block.expires_ns = deadline_boot_ns
         self.expiry.set(block.generation, deadline_boot_ns)
-        if len(self.expiry) > 2 * self.block_count + _EXPIRY_SLACK:
-            self.expiry.compact(self.deadline_of)
         self.expiry_changed()
 
     def deadline_of(self, generation: int) -> int:
         """Return the current deadline of a generation, NEVER if it is gone."""
-        node = self.names.by_inode.get(generation)
+        node = self.names.by_inode.peek(generation)
         return node.expires_ns if isinstance(node, Block) else NEVER
 
     def publish(self, block: Block, directory: Directory, name: bytes) -> None:

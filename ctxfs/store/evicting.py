@@ -19,7 +19,7 @@ class Evictor:
         root = self._catalog.names.together_root(block)
         if root is None:
             return True
-        return not any(b.is_pinned(now_ns) for b in self._catalog.names.blocks_beneath(root))
+        return not self._catalog.names.is_pinned_beneath(root, now_ns)
 
     def evict(self, block: Block) -> None:
         """Drop a block for room, with those it must not be parted from."""

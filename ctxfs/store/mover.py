@@ -205,7 +205,8 @@ class Mover:
         now_ns = self._catalog.clock().boot_ns
         return any(
             block.opens and self._may_ever_leave(block, now_ns)
-            for block in self._catalog.hot_order.leaving()
+            for block in self._catalog.names.table.awake.values()
+            if block in self._catalog.hot_order
         )
 
     def _may_ever_leave(self, block: Block, now_ns: int) -> bool:

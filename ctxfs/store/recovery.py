@@ -12,7 +12,11 @@ import operator
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ctxfs.core.block import Block, Directory, State, Writing
+from ctxfs.core.columnops import join, rows_of, select, superseded
+from ctxfs.core.columns import BlockColumns
 from ctxfs.core.key import split_key
 from ctxfs.core.meta import (
     NOT_REFUSED,
@@ -26,9 +30,10 @@ from ctxfs.core.meta import (
     Transient,
     TransientFlag,
 )
-from ctxfs.core.times import NEVER, Now
+from ctxfs.core.times import NEVER
 from ctxfs.errors import CtxfsError
 from ctxfs.store.catalog import Catalog
+from ctxfs.store.loading import load
 from ctxfs.tiers.cold import Recovered
 from ctxfs.tiers.hot import FoundFile
 
@@ -101,7 +106,6 @@ def recover(
     """
     journal = fold(catalog.hot.journal.load())
     highest_number, highest_stamp = journal.highest_number, journal.highest_stamp
-    metas = dict(cold.blocks) if cold is not None else {}
     directories = {d.inode: d for d in cold.directories} if cold is not None else {}
     if cold is not None:
         highest_number = max(highest_number, cold.highest_number)
@@ -117,9 +121,11 @@ def recover(
     warm = (
         {generation for generation, _ in catalog.warm.scan()} if catalog.warm is not None else set()
     )
-    _overlay_blocks(catalog, metas, journal, files.keys() | warm)
-    shadows = _take_shadows(catalog, metas, journal) if still_open is not None else {}
-    unsealed = _add_blocks(catalog, metas, files)
+    columns = cold.columns if cold is not None else BlockColumns.from_metas(())
+    believed = _Believed(columns, journal)
+    _overlay_blocks(catalog, believed, journal, files.keys() | warm)
+    shadows = _take_shadows(catalog, believed, journal) if still_open is not None else {}
+    unsealed = _add_blocks(catalog, believed, files)
     _drop_unclaimed(catalog, warm)
     if still_open is not None:
         transients = sorted(journal.transients.values(), key=lambda each: each.meta.stamp)
@@ -131,7 +137,7 @@ def recover(
                 _add_gone(catalog, each, gone if each.meta.generation in gone else files)
     for found in (*files.values(), *gone.values()):
         catalog.hot.discard(found)
-    for directory in _directories(catalog):
+    for directory in list(catalog.names.by_inode.directories.values()):
         if not directory.stamp and directory.parent is not None:
             catalog.record_directory(directory)  # its inode is not to change again
     return RecoveryReport(
@@ -147,9 +153,58 @@ def recover(
 def _drop_unclaimed(catalog: Catalog, warm: Iterable[int]) -> None:
     """Remove warm copies of blocks that are gone."""
     for generation in warm:
-        block = catalog.names.by_inode.get(generation)
+        block = catalog.names.by_inode.peek(generation)
         if catalog.warm is not None and not (isinstance(block, Block) and not block.is_gone):
             catalog.warm.drop(generation)
+
+
+class _Believed:
+    """Blocks as the cold tier has them, and what the journal makes of some of them."""
+
+    def __init__(self, cold: BlockColumns, journal: Journalled) -> None:
+        """Only what `journal` speaks of may be asked for, or changed."""
+        self._cold = cold
+        asked = {*journal.dropped, *journal.blocks}
+        for each in journal.transients.values():
+            asked.update((each.shadow, each.coming))
+        self._rows = rows_of(self._cold, list(asked))
+        self._is_kept = np.ones(len(self._cold), np.bool_)
+        self._newer: dict[int, BlockMeta] = {}
+
+    def get(self, generation: int) -> BlockMeta | None:
+        """Return what is believed of a block."""
+        if generation in self._newer or generation not in self._rows:
+            return self._newer.get(generation)
+        return self._cold.meta(self._rows[generation])
+
+    def pop(self, generation: int) -> BlockMeta | None:
+        """Believe that there is no such block; returns what was believed before."""
+        meta = self.get(generation)
+        self._newer.pop(generation, None)
+        row = self._rows.pop(generation, None)
+        if row is not None:
+            self._is_kept[row] = False
+        return meta
+
+    def set(self, meta: BlockMeta) -> None:
+        """Believe this."""
+        self.pop(meta.generation)
+        self._newer[meta.generation] = meta
+
+    def settle(self) -> tuple[BlockColumns, int, list[int]]:
+        """Return the blocks; how many of them, the first ones, are the cold tier's, unchanged; and
+        the generations of those whose key another block has, rightly.
+        """
+        columns = select(self._cold, self._is_kept)
+        unchanged = len(columns)
+        if not self._newer:  # the cold tier has settled this
+            return columns, unchanged, []
+        columns = join(columns, BlockColumns.from_metas(self._newer.values()))
+        losers = superseded(columns, unchanged)
+        is_kept = np.ones(len(columns), np.bool_)
+        is_kept[losers] = False
+        unchanged = int(is_kept[:unchanged].sum())
+        return select(columns, is_kept), unchanged, columns.generation[losers].tolist()
 
 
 def _overlay_directories(directories: dict[int, DirectoryMeta], journal: Journalled) -> None:
@@ -192,64 +247,32 @@ def _directory(catalog: Catalog, names: list[bytes], meta: DirectoryMeta | None)
 
 
 def _overlay_blocks(
-    catalog: Catalog,
-    metas: dict[int, BlockMeta],
-    journal: Journalled,
-    in_memory: Collection[int],
+    catalog: Catalog, believed: _Believed, journal: Journalled, in_memory: Collection[int]
 ) -> None:
     """Merge the journal into what the cold tier knows."""
     for generation, stamp in journal.dropped.items():
-        if metas.pop(generation, None) is not None and catalog.cold is not None:
+        if believed.pop(generation) is not None and catalog.cold is not None:
             catalog.cold.drop(generation, max(stamp, 1))
     for generation, meta in journal.blocks.items():
-        known = metas.get(generation)
+        known = believed.get(generation)
         if known is None and generation not in in_memory:
             continue  # its copy is gone with the machine's memory
         if known is None or known.stamp < meta.stamp:
-            metas[generation] = meta
+            believed.set(meta)
             if known is not None and catalog.cold is not None:
                 catalog.cold.note(Put(meta))
 
 
-def _add_blocks(catalog: Catalog, metas: dict[int, BlockMeta], files: dict[int, FoundFile]) -> int:
-    """Make the blocks, least recently used first. Takes from `files` what is claimed."""
-    now = catalog.clock()
-    lost = 0
-    for meta in sorted(metas.values(), key=operator.attrgetter("stamp")):
-        try:
-            names = split_key(meta.key)
-            directory = _directory(catalog, names[:-1], None)
-        except CtxfsError as error:
-            log.warning("block %r cannot be found again: %s", meta.key, error)
-            continue
-        _add_block(catalog, directory, names[-1], meta, now)
-    by_use = sorted(_blocks(catalog), key=operator.attrgetter("used_ns"))
-    for block in by_use:
-        found = files.get(block.generation)
-        if found is not None and found.size == block.size:
-            del files[block.generation]
-            block.hot_bytes = found.physical_bytes
-            catalog.hot_order.add(block)
-        if catalog.is_warm(block):
-            catalog.arrived_warm(block)
-        if catalog.is_cold(block):
-            catalog.cold_order.add(block)
-        elif not block.is_hot and not catalog.is_warm(block):
-            lost += 1
-            catalog.drop(block)
-    return lost
-
-
 def _take_shadows(
-    catalog: Catalog, metas: dict[int, BlockMeta], journal: Journalled
+    catalog: Catalog, believed: _Believed, journal: Journalled
 ) -> dict[int, BlockMeta]:
-    """Take from `metas` what fsync wrote of blocks that are still being written; by block.
+    """Take away what fsync wrote of blocks that are still being written; by block.
 
     Of two, the later one counts.
     """
     taken = {}
     for generation, transient in journal.transients.items():
-        found = [metas.pop(each, None) for each in (transient.shadow, transient.coming)]
+        found = [believed.pop(each) for each in (transient.shadow, transient.coming)]
         shadows = sorted((each for each in found if each), key=operator.attrgetter("stamp"))
         gone = bool(transient.flags & TransientFlag.GONE)
         if shadows and not gone:
@@ -258,6 +281,26 @@ def _take_shadows(
             if catalog.cold is not None:
                 catalog.cold.drop(each.generation, catalog.new_stamp())
     return taken
+
+
+def _add_blocks(catalog: Catalog, believed: _Believed, files: dict[int, FoundFile]) -> int:
+    """Make the blocks; returns how many were lost. Takes from `files` what is claimed."""
+    columns, unchanged, losers = believed.settle()
+    cold = catalog.cold
+    for generation in losers:
+        stamp = catalog.new_stamp()
+        catalog.hot.record(Drop(generation, stamp))
+        if cold is not None:
+            cold.drop(generation, stamp)
+    is_cold = np.arange(len(columns)) < unchanged
+    if cold is not None:
+        is_cold[unchanged:] = [cold.holds(g) for g in columns.generation[unchanged:].tolist()]
+
+    def number_of(path: bytes) -> int:
+        directory = _directory(catalog, split_key(path) if path else [], None)
+        return catalog.names.number_for(directory)
+
+    return load(catalog, columns, is_cold, files, number_of)
 
 
 def _add_writing(
@@ -304,7 +347,7 @@ def _add_gone(catalog: Catalog, found: Transient, files: dict[int, FoundFile]) -
         block.state = State.GONE
         block.size = file.size
         block.expires_ns = NEVER
-        catalog.names.by_inode[block.generation] = block
+        catalog.names.table.hold(block)
 
 
 def _transient_block(catalog: Catalog, found: Transient) -> Block:
@@ -333,32 +376,7 @@ def _directory_or_ghost(catalog: Catalog, names: list[bytes]) -> Directory:
     for name in names:
         child = directory.entries.get(name)
         if not isinstance(child, Directory):
-            child = Directory(catalog.new_generation(), directory, name)
+            child = catalog.names.new_directory(catalog.new_generation(), directory, name)
             child.removed = True
         directory = child
     return directory
-
-
-def _directories(catalog: Catalog) -> list[Directory]:
-    return [node for node in catalog.names.by_inode.values() if isinstance(node, Directory)]
-
-
-def _blocks(catalog: Catalog) -> list[Block]:
-    return [node for node in catalog.names.by_inode.values() if isinstance(node, Block)]
-
-
-def _add_block(
-    catalog: Catalog, directory: Directory, name: bytes, meta: BlockMeta, now: Now
-) -> None:
-    old = directory.entries.get(name)
-    if isinstance(old, Directory):
-        log.warning("block %r gives way to a directory of that name", meta.key)
-        return
-    block = Block(meta.generation, directory, name)
-    block.apply(meta, now)
-    catalog.block_count += 1
-    if old is not None:  # the stamp of this one is higher
-        catalog.drop(old)
-    catalog.names.publish(block, directory, name)
-    if block.expires_ns != NEVER:
-        catalog.expiry.set(block.generation, block.expires_ns)

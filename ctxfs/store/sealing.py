@@ -147,9 +147,9 @@ class Sealing:
 
     def settle_resumed(self) -> None:
         """All that was open is again: seal, or drop, what nobody writes any more."""
-        for node in list(self._catalog.names.by_inode.values()):
-            writing = node.writing if isinstance(node, Block) else None
-            if not isinstance(node, Block) or node.state is not State.WRITING or not writing:
+        for node in list(self._catalog.names.table.awake.values()):
+            writing = node.writing
+            if node.state is not State.WRITING or not writing:
                 continue
             if writing.writers:
                 continue
@@ -183,10 +183,10 @@ class Sealing:
 
     async def wait_settled(self) -> None:
         """Return when everything that was published and closed is sealed."""
-        for node in list(self._catalog.names.by_inode.values()):
-            if isinstance(node, Block) and node.published and node.state is State.WRITING:
+        for block in list(self._catalog.names.table.awake.values()):
+            if block.published and block.state is State.WRITING:
                 with contextlib.suppress(BlockNotFound):
-                    await self.wait_sealed(node)
+                    await self.wait_sealed(block)
 
     # -- fsync
 

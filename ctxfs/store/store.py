@@ -88,13 +88,15 @@ class Store:
 
     def _descendants(self, block: Block) -> list[Block]:
         """Blocks whose chain of parents leads here, the nearest first."""
-        children: dict[bytes, list[Block]] = {}
-        for node in self.catalog.names.by_inode.values():
-            if isinstance(node, Block) and node.extras is not None and node.extras.parent:
-                children.setdefault(node.extras.parent, []).append(node)
+        names = self.catalog.names
+        children: dict[bytes, list[int]] = {}
+        for each in names.table.peek_with_extras():
+            if each.extras is not None and each.extras.parent:
+                children.setdefault(each.extras.parent, []).append(each.generation)
         found = [block]
         for each in found:
-            found += children.pop(self.catalog.names.key_of(each), ())
+            nodes = map(names.by_inode.get, children.pop(names.key_of(each), ()))
+            found += [node for node in nodes if isinstance(node, Block)]
         return found[1:]
 
     async def verify(self, block: Block) -> None:

@@ -16,6 +16,7 @@ from ctxfs.store.mover import Mover
 
 log = logging.getLogger(__name__)
 
+REWRITTEN_AT_ONCE = 256  # blocks; about a millisecond each hundred
 HOLD_NS = 1_000_000_000
 ABANDONED_NS = 10_000_000_000  # a generation that was made for an open that never came
 
@@ -129,7 +130,10 @@ class Upkeep:
     # -- writing down
 
     async def rewrite_journal(self) -> None:
-        """Shorten the hot journal. What it alone knows of cold blocks is written there first."""
+        """Shorten the hot journal. What it alone knows of cold blocks is written there first.
+
+        Others get their turns meanwhile; what they change is in the new one, too.
+        """
         if self._cold is not None:
             try:
                 await self._cold.sync()
@@ -138,8 +142,15 @@ class Upkeep:
                 return
             if self._cold.has_pending_notes:
                 return  # changed since; the next round tries again
+        catalog = self._catalog
         try:
-            self._hot.journal.rewrite(self._catalog.journal_entries())
+            with self._hot.journal.rewriting() as add:
+                add(catalog.journal_beginning())
+                generations = catalog.in_memory()
+                for start in range(0, len(generations), REWRITTEN_AT_ONCE):
+                    some = generations[start : start + REWRITTEN_AT_ONCE].tolist()
+                    add(catalog.journal_entries(some))
+                    await trio.lowlevel.checkpoint()
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -163,10 +174,11 @@ class Upkeep:
                     log.warning("%r is not on the cold tier: %s", block.name, error)
 
         # The most recently used first: if time runs out, the least valuable are lost.
-        blocks = list(self._catalog.hot_order.leaving())[::-1]
-        blocks += [b for b in self._catalog.warm_order.leaving() if not b.is_hot][::-1]
-        for start in range(0, len(blocks), 1024):
+        latest = self._catalog.in_memory()
+        for start in range(0, len(latest), 1024):
             async with trio.open_nursery() as nursery:
-                for block in blocks[start : start + 1024]:
-                    nursery.start_soon(save, block)
+                for generation in latest[start : start + 1024].tolist():
+                    block = self._catalog.names.by_inode.get(generation)
+                    if isinstance(block, Block):
+                        nursery.start_soon(save, block)
         return left

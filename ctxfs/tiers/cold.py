@@ -198,7 +198,10 @@ class ColdTier:
         await log.reader.read(generation, target)
 
     def _home(self, generation: int) -> ColdLog | None:
-        return next((log for log in self._logs if generation in log.index), None)
+        for log in self._logs:
+            if generation in log.index:
+                return log
+        return None
 
     def holds(self, generation: int) -> bool:
         """Whether it was put, and not dropped; its device may be failing or lost."""
@@ -206,8 +209,10 @@ class ColdTier:
 
     def physical_bytes(self, generation: int) -> int:
         """What it takes on the medium; 0 where it is not here."""
-        log = self._home(generation)
-        return log.index.physical_bytes(generation) if log is not None else 0
+        for log in self._logs:
+            if found := log.index.physical_bytes(generation):
+                return found
+        return 0
 
     def drop(self, generation: int, stamp: int) -> None:
         """Its room is free at once; nothing happens where it is not here."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from ctxfs.core.columns import U64
 from ctxfs.core.meta import Drop, Entry, MakeDirectory, Put, RemoveDirectory
+from ctxfs.core.numbermap import NumberMap
 from ctxfs.ondisk.facts import HOME_SHIFT, NOWHERE
 from ctxfs.tiers.cold_parts import (
     count_by_segment,
@@ -23,6 +24,7 @@ from ctxfs.tiers.cold_space import Segment, Space
 
 _NO_HOME: Final = -1
 _HOME_SHIFT: Final = HOME_SHIFT
+_MANY: Final = 2**64 - 1  # no part
 
 
 @dataclass(slots=True)
@@ -54,8 +56,9 @@ class ColdIndex:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        # Parts in the order of the block's content. One alone is kept without its tuple.
-        self._blocks: dict[int, int | tuple[int, ...]] = {}
+        # The part of each block; of those that have several, _MANY, and them in their order.
+        self._blocks = NumberMap()
+        self._many: dict[int, tuple[int, ...]] = {}
         # Blocks whose newest attributes are in a note, not in a data record.
         self._noted: dict[int, int] = {}
         self.graves: dict[int, Grave] = {}
@@ -75,11 +78,26 @@ class ColdIndex:
 
     def parts(self, generation: int) -> tuple[int, ...]:
         """In the order of the content; empty where the block is not here."""
-        found = self._blocks.get(generation, ())
-        return (found,) if isinstance(found, int) else found
+        found = self._blocks.get(generation)
+        if found is None:
+            return ()
+        return (found,) if found != _MANY else self._many[generation]
 
     def physical_bytes(self, generation: int) -> int:
-        return sum(part_record_bytes(part) for part in self.parts(generation))
+        found = self._blocks.get(generation)
+        if found is None:
+            return 0
+        if found != _MANY:
+            return part_record_bytes(found)
+        return sum(map(part_record_bytes, self._many[generation]))
+
+    def _set_parts(self, generation: int, parts: tuple[int, ...]) -> None:
+        if len(parts) == 1:
+            self._blocks[generation] = parts[0]
+            self._many.pop(generation, None)
+        else:
+            self._blocks[generation] = _MANY
+            self._many[generation] = parts
 
     def encoded_bytes(self, generation: int) -> int:
         """How long what a codec made of it is, padded; 0 where the content is stored itself."""
@@ -94,7 +112,7 @@ class ColdIndex:
 
     def add_block(self, generation: int, parts: tuple[int, ...]) -> None:
         """The block is written. A grave it has is none any more: this came after it."""
-        self._blocks[generation] = parts[0] if len(parts) == 1 else parts
+        self._set_parts(generation, parts)
         for part in parts:
             self.space.add_live(part_segment(part), part_record_bytes(part))
         self.pending.pop((Drop, generation), None)
@@ -105,7 +123,7 @@ class ColdIndex:
 
     def load_blocks(self, generations: U64, parts: U64) -> None:
         """Many blocks of one part each, into an index that does not have them yet."""
-        self._blocks.update(zip(generations.tolist(), parts.tolist(), strict=True))
+        self._blocks.load(generations, parts)
         in_segment, lengths = count_by_segment(parts)
         for index, length in zip(in_segment.tolist(), lengths.tolist(), strict=True):
             self.space.add_live(index, length)
@@ -142,7 +160,7 @@ class ColdIndex:
             return False
         at = parts.index(old)
         parts = parts[:at] + new + parts[at + 1 :]
-        self._blocks[generation] = parts[0] if len(parts) == 1 else parts
+        self._set_parts(generation, parts)
         self.space.remove_live(part_segment(old), part_record_bytes(old))
         for part in new:
             self.space.add_live(part_segment(part), part_record_bytes(part))
@@ -156,7 +174,8 @@ class ColdIndex:
         parts = self.parts(generation)
         if not parts:
             return False
-        del self._blocks[generation]
+        self._blocks.remove(generation)
+        self._many.pop(generation, None)
         for part in parts:
             self.space.remove_live(part_segment(part), part_record_bytes(part))
         self._leave(self._noted.pop(generation, _NO_HOME))

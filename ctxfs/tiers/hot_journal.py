@@ -4,9 +4,10 @@ It lies in the same tmpfs: an append costs one system call and survives the proc
 machine. Frames carry checksums, so a torn tail is recognised and cut (docs/ondisk.md).
 """
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ctxfs.core.meta import JournalEntry
@@ -26,6 +27,7 @@ class HotJournal:
         self._fd = _open_append(self._path)
         self._bytes = os.fstat(self._fd).st_size
         self._bytes_after_rewrite = 0
+        self._new_fd: int | None = None  # of the one that is to replace it, while that is written
         self.before_append: Callable[[], None] | None = None
         # Room that is taken so that it can be given back: clients to whom files are lent may fill
         # the tmpfs to its last page, and what happens then must be written down all the same.
@@ -49,10 +51,13 @@ class HotJournal:
         if self.before_append is not None:
             self.before_append()
         if not self._write(frame):
+            self._abandon_rewritten()
             self._ballast.unlink(missing_ok=True)
             self.ballast_bytes = 0
             if not self._write(frame):
                 raise OSError(errno.ENOSPC, "the hot journal cannot grow")
+        if self._new_fd is not None:
+            self._append_rewritten(frame)
 
     def _write(self, frame: bytes) -> bool:
         """Whether there was room for the whole of it; if not, it is as if nothing was written."""
@@ -92,29 +97,54 @@ class HotJournal:
         self._bytes = good
         return entries
 
-    def rewrite(self, entries: Iterable[JournalEntry]) -> None:
-        """Replace the whole journal by `entries`, in one step."""
-        fd = _open_append(self._new_path, os.O_TRUNC)
+    @contextlib.contextmanager
+    def rewriting(self) -> Iterator[Callable[[Iterable[JournalEntry]], None]]:
+        """Replace the whole journal, in one step at the end, by what the function given adds.
+
+        What is appended meanwhile goes to both, so whoever adds may take breaks. Raises OSError
+        where there is no room for it, and the journal is what it was.
+        """
+        self._new_fd = _open_append(self._new_path, os.O_TRUNC)
         try:
-            chunk = bytearray()
-            for entry in entries:
-                chunk += encode(entry)
-                if len(chunk) > _SLACK_BYTES:
-                    os.write(fd, chunk)
-                    chunk.clear()
-            os.write(fd, chunk)
+            yield self._add_rewritten
+            fd = self._new_fd
+            if fd is None:
+                raise OSError(errno.ENOSPC, "the hot journal cannot be rewritten")
             size = os.fstat(fd).st_size
             os.rename(self._new_path, self._path)
         except BaseException:
-            os.close(fd)
-            self._new_path.unlink(missing_ok=True)
+            self._abandon_rewritten()
             raise
+        self._new_fd = None
         os.close(self._fd)
         self._fd = fd
         self._bytes = self._bytes_after_rewrite = size
 
+    def _add_rewritten(self, entries: Iterable[JournalEntry]) -> None:
+        self._write_rewritten(b"".join(map(encode, entries)))
+
+    def _write_rewritten(self, frames: bytes) -> None:
+        if self._new_fd is None or os.write(self._new_fd, frames) != len(frames):
+            raise OSError(errno.ENOSPC, "the hot journal cannot be rewritten")
+
+    def _append_rewritten(self, frame: bytes) -> None:
+        """What has no room there ends the rewriting, and nothing else."""
+        try:
+            self._write_rewritten(frame)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._abandon_rewritten()
+
+    def _abandon_rewritten(self) -> None:
+        if self._new_fd is not None:
+            os.close(self._new_fd)
+            self._new_fd = None
+            self._new_path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Close the file; it stays."""
+        self._abandon_rewritten()
         os.close(self._fd)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxfs.device.memory import memory_available_bytes, memory_total_bytes
+from ctxfs.device.memory import give_back, memory_available_bytes, memory_total_bytes
 
 MEMINFO = "MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  600 kB\n"
 KIB = 1024
@@ -54,3 +54,11 @@ def test_a_machine_without_control_groups_has_its_memory(tmp_path: Path) -> None
 
 def test_this_machine_has_memory() -> None:
     assert 0 < memory_available_bytes() <= memory_total_bytes()
+
+
+def test_what_is_used_stays_when_what_was_freed_is_given_back() -> None:
+    kept = [bytes([n]) * 5000 for n in range(100)]
+    freed = [bytes(5000) for _ in range(100)]
+    freed.clear()
+    give_back()
+    assert all(each == bytes([n]) * 5000 for n, each in enumerate(kept))

@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from ctxfs.core import blocktable
 from tests.fakes import MemoryEngine
 from tests.store.world import MIB, World
+
+
+@pytest.fixture(autouse=True, params=[blocktable.AWAKE_MAX, 0], ids=["awake", "folded"])
+def awake_max(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many blocks that nobody uses are objects; all that is true must be so without any."""
+    count: int = request.param
+    monkeypatch.setattr(blocktable, "AWAKE_MAX", count)
+    return count
 
 
 @pytest.fixture

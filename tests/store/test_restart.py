@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ctxfs.core.block import State
 from ctxfs.core.meta import Drop
 from ctxfs.errors import BlockNotFound, CtxfsError
+from ctxfs.store import upkeep
 from ctxfs.store.recovery import fold
 from ctxfs.store.store import NewOwner, Store
 from tests.fakes import MemoryEngine
@@ -183,6 +184,55 @@ async def test_a_rewritten_journal_says_the_same(world: World) -> None:
         assert get_attribute(store, "k31", "pin") == "1"
         for number in range(25, 50):
             assert await get(store, f"k{number}") == b"%d" % number
+
+
+async def test_what_happens_while_the_journal_is_rewritten_is_in_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "REWRITTEN_AT_ONCE", 1)
+    async with world.store() as store:
+        for number in range(30):
+            await put(store, f"k{number}", b"%d" % number)
+        rewritten = trio.Event()
+
+        async def rewrite() -> None:
+            await store.upkeep.rewrite_journal()
+            rewritten.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rewrite)
+            changes = 0
+            while not rewritten.is_set():
+                await trio.lowlevel.checkpoint()
+                changes += 1
+                if changes < 10:
+                    store.unlink(store.catalog.names.root, b"k%d" % changes, 0)
+                    await set_attribute(store, f"k{30 - changes}", "pin", "1")
+                    await put(store, f"new{changes}", b"new")
+        assert changes > 10
+    async with world.store() as store:
+        left = {b"k0", *(b"k%d" % number for number in range(10, 30))}
+        assert keys(store) == left | {b"new%d" % number for number in range(1, 10)}
+        assert {get_attribute(store, f"k{number}", "pin") for number in range(21, 30)} == {"1"}
+        assert await get(store, "new9") == b"new"
+
+
+async def test_a_journal_that_is_rewritten_when_the_daemon_dies_is_the_one_before(
+    world: World,
+) -> None:
+    async with world.store() as store:
+        await put(store, "k", b"content")
+        with store.catalog.hot.journal.rewriting() as add:
+            add(())
+            await put(store, "l", b"content")
+            content = (world.path / "journal").read_bytes()
+        assert keys(store) == {b"k", b"l"}
+    (world.path / "journal").write_bytes(content)
+    (world.path / "journal.new").write_bytes(content[:10])
+    async with world.store() as store:
+        assert keys(store) == {b"k", b"l"}
+        await store.upkeep.rewrite_journal()
+        assert not (world.path / "journal.new").exists()
 
 
 async def test_a_torn_journal_loses_only_its_tail(world: World) -> None:

@@ -48,6 +48,24 @@ def test_what_happens_in_a_full_tmpfs_is_written_down(small: Path) -> None:
     journal.close()
 
 
+def test_a_journal_without_room_to_be_rewritten_stays_what_it_was(small: Path) -> None:
+    journal = HotJournal(small)
+    entries = [Drop(number, number) for number in range(2000)]
+
+    def rewrite() -> None:
+        with journal.rewriting() as add:
+            add(entries[:1])
+            fill(small)
+            for entry in entries:
+                journal.append(entry)
+
+    with pytest.raises(OSError, match="rewritten"):
+        rewrite()
+    assert journal.load() == entries
+    assert not (small / "journal.new").exists()
+    journal.close()
+
+
 def test_an_entry_that_has_no_room_at_all_leaves_the_journal_whole(small: Path) -> None:
     journal = HotJournal(small)
     journal.append(Drop(1, 1))
