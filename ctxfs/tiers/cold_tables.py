@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import trio
@@ -30,6 +31,8 @@ from ctxfs.tiers.cold_buffers import Scratch
 from ctxfs.tiers.cold_health import Health
 from ctxfs.tiers.cold_placing import Placer
 from ctxfs.tiers.cold_space import Segment, SegmentState, Space
+
+_FINISHED_MAX: Final = 64  # segments whose facts wait for room
 
 _logger = logging.getLogger(__name__)
 
@@ -130,9 +133,15 @@ class Tables:
                 self._check_share()
             except TierFull:
                 _logger.debug("no room for tables now")
+                self._forget_oldest()
                 await self._release()
             finally:
                 self._space.table_wanted = self._wanted()
+
+    def _forget_oldest(self) -> None:
+        """Facts that wait for room take memory: the next start reads these segments instead."""
+        while len(self._space.finished) > _FINISHED_MAX:
+            self._space.finished.popleft().facts = None
 
     def _check_share(self) -> None:
         """Give tables up, until the next start, where they would take too much."""

@@ -351,3 +351,23 @@ async def test_blocks_are_written_read_and_synced_while_a_checkpoint_is_being_wr
         device.held.set()
     before = dict(rig.blocks)
     assert (await rig.restart()).blocks == before
+
+
+async def test_facts_that_find_no_room_are_forgotten_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(engine(160), tables=SUMMARIES)
+    await rig.open()
+    (log,) = rig.tier._logs
+    take = log.space.take_for_tables
+    monkeypatch.setattr(log.space, "take_for_tables", lambda sequence: None)
+    for _ in range(90):
+        await rig.put(110_000)
+    await rig.tend()
+    assert len(log.space.finished) == 64
+    assert sum(segment.facts is not None for segment in log.space.segments) <= 65
+    monkeypatch.setattr(log.space, "take_for_tables", take)
+    await rig.tend()
+    assert not log.space.finished
+    before = dict(rig.blocks)
+    assert (await rig.restart()).blocks == before
