@@ -20,6 +20,8 @@ from ctxfs.tiers.cold_volume import ColdDevice, open_volume
 __all__ = ["ColdDevice", "ColdStatistics", "ColdTier", "Recovered"]
 
 COMMIT_SECONDS: Final = 1.0
+# More numbers and stamps than a device may have that the others have never heard of.
+_SKIPPED: Final = 1 << 32
 
 _logger = logging.getLogger(__name__)
 
@@ -79,11 +81,13 @@ class ColdTier:
         directories: dict[int, DirectoryMeta] = {}
         dropped: list[int] = []
         number = stamp = records = torn = corrupt = 0
+        left_out = False
         for log in self._logs:
             try:
                 contents, replay, counts = await log.recover()
             except DeviceError as error:
                 _logger.error("%s is left out: %s", log.path, error)
+                left_out = True
                 continue
             number = max(number, replay.highest_number)
             stamp = max(stamp, replay.highest_stamp)
@@ -98,8 +102,14 @@ class ColdTier:
                 if known is None or known.stamp < directory.stamp:
                     directories[directory.inode] = directory
         dropped += self._drop_superseded(blocks)
+        if left_out:  # when it is back, none of its blocks may be taken for one made meanwhile
+            number += _SKIPPED
+            stamp += _SKIPPED
         for log in self._logs:
             log.see_stamp(stamp)
+            # What was found holds from now on: at its successor's end a loser must not come back.
+            with contextlib.suppress(DeviceError, TierFull):
+                await log.sync_recovered()
         return Recovered(
             blocks=blocks,
             directories=list(directories.values()),

@@ -83,6 +83,8 @@ class Scan:
         self.counts = ScanCounts()
         # Records with data that is not what it should be: none of them was ever acknowledged.
         self.torn: list[tuple[Segment, int, RecordHeader]] = []
+        # Places of headers that are not what they should be: nothing behind them was, either.
+        self.torn_headers: list[tuple[Segment, int]] = []
         self._lost: DeviceLost | None = None
 
     async def run(self) -> None:
@@ -114,6 +116,8 @@ class Scan:
         start = await window.view(0, SEGMENT_HEADER_BYTES, 4 * ALIGN_BYTES)
         sequence = segment_header.decode(start, self._uuid, index)
         if sequence is None:
+            if segment_header.is_damaged(start, self._uuid):
+                self.counts.corrupt += 1  # whatever was in it: the segment is free now
             return
         self.counts.highest_sequence = max(self.counts.highest_sequence, sequence)
         segment = self._space.adopt(index, sequence, SEGMENT_HEADER_BYTES)
@@ -144,11 +148,11 @@ class Scan:
         found = record.decode(data, place) if header_bytes else None
         if found is None:
             if record.belongs(data, place):
-                self._count_bad(verified)
+                self._note_bad_header(segment, position, verified)
             return None
         header, entries = found
         if position + header.record_bytes > self._space.geometry.segment_bytes:
-            self._count_bad(verified)
+            self._note_bad_header(segment, position, verified)
             return None
         if verified and not await self._is_whole(header, position, ahead, window):
             self._count_bad(verified)
@@ -175,16 +179,24 @@ class Scan:
         return bool(digest.intdigest() == header.data_checksum)
 
     async def void_torn(self) -> None:
-        """Make sure that no later recovery, which may look less closely, takes a torn record.
-
-        Raises DeviceError.
+        """Make sure that no later recovery, which may look less closely, takes a torn record, or
+        takes one for damage. Raises DeviceError.
         """
+        zeros = Scratch(ALIGN_BYTES)
+        for segment, position in self.torn_headers:
+            offset = self._space.geometry.segment_offset(segment.index) + position
+            await self._engine.write(offset, [zeros.span(0, ALIGN_BYTES)])
         for segment, position, header in self.torn:
             scratch = Scratch(header.header_bytes)
             place = Place(self._salt, segment.sequence, position)
             record.encode_into(scratch.view, record.void(header), place, b"")
             offset = self._space.geometry.segment_offset(segment.index) + position
             await self._engine.write(offset, [scratch.span(0, header.header_bytes)])
+
+    def _note_bad_header(self, segment: Segment, position: int, verified: bool) -> None:
+        if verified:
+            self.torn_headers.append((segment, position))
+        self._count_bad(verified)
 
     def _count_bad(self, verified: bool) -> None:
         if verified:
