@@ -5,7 +5,7 @@ PREPARE := scripts/prepare.sh
 # Another Python of at least 3.11: make PYTHON=/usr/bin/python3 …
 export PYTHON
 
-.PHONY: help demo test check lint types arch man bench install links uninstall clean distclean
+.PHONY: help demo test power check lint types arch man bench install links uninstall clean distclean
 .PHONY: prepare-run prepare-dev
 .NOTPARALLEL:
 
@@ -17,6 +17,12 @@ demo: prepare-run ## prepare the machine, mount, and put real K and V through it
 
 test: prepare-dev ## prepare the machine and run the tests; ARGS="-k expiry" chooses
 	@$(BIN)/python -m pytest $(ARGS)
+
+power: prepare-dev ## as root: 10 000 simulated power cuts, 10 000 flips, 1 000 kills; takes hours
+	@CTXFS_POWER_CUTS=$${CTXFS_POWER_CUTS:-10000} CTXFS_POWER_FLIPS=$${CTXFS_POWER_FLIPS:-10000} \
+		CTXFS_COLD_KILLS=$${CTXFS_COLD_KILLS:-500} $(BIN)/python -m pytest \
+		tests/tiers/test_power_cuts.py tests/tiers/test_bit_flips.py \
+		tests/mount/test_cold_kills.py $(ARGS)
 
 check: lint types arch man test ## all that has to hold before a change goes in
 

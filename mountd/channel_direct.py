@@ -131,11 +131,13 @@ class DirectChannel:
             self._resume(resumed)
         if resumed is not None or await self._agree():
             try:
-                async with trio.open_nursery() as nursery:
-                    self._nursery = nursery
-                    nursery.start_soon(self._alertness.watch)
-                    nursery.start_soon(self._read_requests)
-                    task_status.started()
+                async with trio.open_nursery() as beside:
+                    beside.start_soon(self._alertness.watch)
+                    async with trio.open_nursery() as nursery:
+                        self._nursery = nursery
+                        nursery.start_soon(self._read_requests)
+                        task_status.started()
+                    beside.cancel_scope.cancel()
             finally:
                 self.beliefs.end()
                 self._backings.end()
