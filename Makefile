@@ -7,7 +7,8 @@ export PYTHON
 # What boots a throw-away kernel with NVMe drives and runs a command there.
 LAB := ../shared/lab/lab
 
-.PHONY: help demo test test-lab check lint types arch man bench install links uninstall clean distclean
+.PHONY: help demo test test-lab power check lint types arch man bench install links uninstall clean
+.PHONY: distclean
 .PHONY: prepare-run prepare-dev
 .NOTPARALLEL:
 
@@ -22,6 +23,12 @@ test: prepare-dev ## prepare the machine and run the tests; ARGS="-k expiry" cho
 
 test-lab: prepare-dev ## the tests that need NVMe drives, on a kernel of their own; LAB= names the lab
 	@$(BIN)/python -m tests.lab "$(LAB)" $(ARGS)
+
+power: prepare-dev ## as root: 10 000 simulated power cuts, 10 000 flips, 1 000 kills; takes hours
+	@CTXFS_POWER_CUTS=$${CTXFS_POWER_CUTS:-10000} CTXFS_POWER_FLIPS=$${CTXFS_POWER_FLIPS:-10000} \
+		CTXFS_COLD_KILLS=$${CTXFS_COLD_KILLS:-500} $(BIN)/python -m pytest \
+		tests/tiers/test_power_cuts.py tests/tiers/test_bit_flips.py \
+		tests/mount/test_cold_kills.py $(ARGS)
 
 check: lint types arch man test ## all that has to hold before a change goes in
 

@@ -22,6 +22,7 @@ from ctxfs.errors import ConfigError, DeviceBusy
 
 ALIGNMENT = 4096  # of everything we write; devices that want more are refused, bytes
 SIZE_MIN = 16 << 20  # below this there is no room for a log in segments, bytes
+_BUSY_SECONDS = 3.0  # from being refused as busy to giving up
 
 _BLKSSZGET = 0x1268  # _IO(0x12, 104)
 
@@ -97,8 +98,7 @@ async def open_engine(path: Path, size_bytes: int | None, *, engine: str = "auto
         if engine in ("io_uring", "threads"):
             raise ConfigError(f'{path} takes NVMe commands only: engine must be "nvme" or "auto"')
         return await trio.to_thread.run_sync(_open_drive, path, size_bytes)
-    # Preallocation can take long.
-    opened = await trio.to_thread.run_sync(_open, path, size_bytes)
+    opened = await _open_when_free(path, size_bytes)
     target = opened.target
     try:
         chosen, why_not = _choose(target, engine)
@@ -116,6 +116,19 @@ async def open_engine(path: Path, size_bytes: int | None, *, engine: str = "auto
         direct=opened.direct,
         why_not_uring=why_not,
     )
+
+
+async def _open_when_free(path: Path, size_bytes: int | None) -> _Opened:
+    """A daemon that was killed holds it until the kernel has ended the last of its requests."""
+    deadline = trio.current_time() + _BUSY_SECONDS
+    while True:
+        try:
+            # Preallocation can take long.
+            return await trio.to_thread.run_sync(_open, path, size_bytes)
+        except DeviceBusy:
+            if trio.current_time() >= deadline:
+                raise
+        await trio.sleep(_BUSY_SECONDS / 100)
 
 
 def _choose(target: Target, engine: str) -> tuple[UringEngine | ThreadEngine, str | None]:

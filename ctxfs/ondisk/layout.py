@@ -24,6 +24,12 @@ def padded(length_bytes: int) -> int:
     return -(-length_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
+def resembles(found: bytes, expected: bytes) -> bool:
+    """Whether half of the bytes are as expected: then it was that once, and is damaged."""
+    same = sum(one == other for one, other in zip(found, expected, strict=True))
+    return 2 * same >= len(expected)
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """How one device is cut."""

@@ -9,7 +9,7 @@ import xxhash
 
 from ctxfs.core.meta import Entry, Transient
 from ctxfs.ondisk import ledger
-from ctxfs.ondisk.layout import ALIGN_BYTES, Bytes, padded
+from ctxfs.ondisk.layout import ALIGN_BYTES, Bytes, padded, resembles
 
 MAGIC: Final = b"CTXFSREC"
 VERSION: Final = 1
@@ -21,6 +21,7 @@ VERSION_ENCODED: Final = 2  # of records of blocks that are stored encoded
 _HEADER: Final = struct.Struct("<8sQIHBBQQQQQQQQQII")
 _PEEK: Final = struct.Struct("<8sQI")
 _CHECKED_FROM: Final = 16
+_FACTS: Final = struct.Struct("<8sQQ")  # magic, salt, position: known of each header beforehand
 FRAMES_AT: Final = _HEADER.size
 
 
@@ -125,10 +126,23 @@ def peek_header_bytes(data: Bytes) -> int:
 
 
 def belongs(data: Bytes, place: Place) -> bool:
-    """Whether a header was written here in this life of its segment, be it damaged since."""
-    if not peek_header_bytes(data) or len(memoryview(data)) < FRAMES_AT:
+    """Whether a header was written here, though `decode` refuses it.
+
+    Bits may have changed anywhere in it, so what is known of it needs only be alike. One that is
+    whole, and of another life of its segment, was not.
+    """
+    view = memoryview(data)
+    if len(view) < FRAMES_AT:
         return False
-    return _HEADER.unpack_from(data)[6:9] == (place.salt, place.sequence, place.position)
+    magic, checksum, header_bytes, _, _, _, salt, sequence, position, *_ = _HEADER.unpack_from(view)
+    found = _FACTS.pack(magic, salt, position)
+    if not resembles(found, _FACTS.pack(MAGIC, place.salt, place.position)):
+        return False
+    if magic != MAGIC or header_bytes > len(view):
+        return True
+    if checksum != xxhash.xxh3_64_intdigest(view[_CHECKED_FROM:header_bytes]):
+        return True
+    return Place(salt, sequence, position) == place
 
 
 def decode(data: Bytes, place: Place) -> tuple[RecordHeader, list[Entry]] | None:

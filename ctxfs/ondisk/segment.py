@@ -8,7 +8,7 @@ from typing import Final
 
 import xxhash
 
-from ctxfs.ondisk.layout import ALIGN_BYTES, Bytes
+from ctxfs.ondisk.layout import ALIGN_BYTES, Bytes, resembles
 
 MAGIC: Final = b"CTXFSSEG"
 TABLE_MAGIC: Final = b"CTXFSTBL"
@@ -35,3 +35,12 @@ def decode(data: Bytes, uuid: bytes, index: int, magic: bytes = MAGIC) -> int | 
     if checksum != xxhash.xxh3_64_intdigest(view[_CHECKED_FROM:]):
         return None
     return int(sequence)
+
+
+def is_damaged(data: Bytes, uuid: bytes) -> bool:
+    """Whether these 4096 bytes, which are no header, were one of a segment of device `uuid`.
+
+    Others may be there on a device that was formatted once more: they are nobody's loss.
+    """
+    magic, _, found_uuid, _, _, _ = _HEADER.unpack_from(memoryview(data))
+    return resembles(magic + found_uuid, MAGIC + uuid)

@@ -27,6 +27,8 @@ from ctxfs.tiers.cold_volume import ColdDevice, open_volume
 __all__ = ["ColdDevice", "ColdStatistics", "ColdTier", "Recovered", "TablePolicy"]
 
 COMMIT_SECONDS: Final = 1.0
+# More numbers and stamps than a device may have that the others have never heard of.
+_SKIPPED: Final = 1 << 32
 
 _logger = logging.getLogger(__name__)
 
@@ -94,11 +96,13 @@ class ColdTier:
         directories: dict[int, DirectoryMeta] = {}
         dropped: list[int] = []
         number = stamp = records = torn = corrupt = 0
+        left_out = False
         for log in self._logs:
             try:
                 contents, facts, counts = await log.recover()
             except DeviceError as error:
                 _logger.error("%s is left out: %s", log.path, error)
+                left_out = True
                 continue
             number = max(number, facts.highest_number)
             stamp = max(stamp, facts.highest_stamp)
@@ -115,8 +119,14 @@ class ColdTier:
         winners, losers = drop_superseded(metas, self.drop)
         columns = await trio.to_thread.run_sync(block_columns, winners)
         live = set(columns.generation[np.isin(columns.generation, dropped)].tolist())
+        if left_out:  # when it is back, none of its blocks may be taken for one made meanwhile
+            number += _SKIPPED
+            stamp += _SKIPPED
         for log in self._logs:
             log.see_stamp(stamp)
+            # What was found holds from now on: at its successor's end a loser must not come back.
+            with contextlib.suppress(DeviceError, TierFull):
+                await log.sync_recovered()
         return Recovered(
             columns=columns,
             directories=list(directories.values()),

@@ -12,6 +12,7 @@ from ctxfs.ondisk import ledger, record
 from ctxfs.ondisk.facts import Facts
 from ctxfs.ondisk.layout import ALIGN_BYTES, padded
 from ctxfs.ondisk.record import header_bytes_for
+from ctxfs.tiers.cold_buffers import Scratch
 from ctxfs.tiers.cold_health import Health
 from ctxfs.tiers.cold_index import ColdIndex
 from ctxfs.tiers.cold_reader import ColdReader
@@ -185,7 +186,15 @@ class ColdLog:
         await self._commit()
         await self._flush()
 
-    async def _commit(self) -> None:
+    async def sync_recovered(self) -> None:
+        """What recovery has dropped is gone for good. Raises DeviceError, TierFull.
+
+        Nothing is reclaimed for it: the store cannot be asked yet what it knows.
+        """
+        await self._commit(reclaim=False)
+        await self._flush()
+
+    async def _commit(self, *, reclaim: bool = True) -> None:
         """Write the notes that wait."""
         async with self._committing:
             entries = self.index.take_pending()
@@ -197,7 +206,10 @@ class ColdLog:
             self.space.claimed_bytes += cost
             written = False
             try:
-                await self._make_ready(blocks=False)
+                if reclaim:
+                    await self._make_ready(blocks=False)
+                elif self.space.ready_bytes(FLOOR_WRITE) < 0:
+                    raise TierFull(f"{self.path}: no room for notes without reclaiming")
                 await self._writer.submit([request])
                 written = request.error is None
             finally:
@@ -261,12 +273,14 @@ class ColdLog:
         # The fewer segments have to be verified after a crash the better, and tables speak only of
         # those that no start will verify.
         if self._good_sequence > self._volume.current.good_sequence:
-            await self._volume.write(good_sequence=self._good_sequence, clean=False)
+            good = self._good_sequence
+            await self._cut_broken(good)
+            await self._volume.write(good_sequence=good, clean=False)
         await self._tables.tend(self._volume.current.good_sequence)
         live_bytes_max = self.space.geometry.content_bytes * 3 // _AHEAD_LIVE_SHARE
         while self._is_pressed():
             async with self._reclaiming:
-                victims = self._reclaimer.choose()
+                victims = self._reclaimer.choose(ahead=True)
                 if not victims or victims[0].live_bytes > live_bytes_max:
                     return
                 await self._reclaimer.round(victims)
@@ -300,6 +314,32 @@ class ColdLog:
         await self.sync()
         if not self._writer.writing:
             self.space.close_open()  # so that it is summarised, too
+        await self._cut_broken(self._writer.placer.next_sequence)
         await self._volume.write(good_sequence=self._writer.placer.next_sequence, clean=False)
         await self._tables.tend(self._volume.current.good_sequence)
         await self._volume.write(good_sequence=self._writer.placer.next_sequence, clean=True)
+
+    async def _cut_broken(self, good_sequence: int) -> None:
+        """Where a write failed, whatever of it arrived must not be found. Raises DeviceError.
+
+        A segment that counts as good is believed: a record with a good header, and not its data,
+        would be taken for the newest copy of what was being carried over.
+        """
+        broken = self._writer.broken
+        cut = [sequence for sequence in broken if sequence < good_sequence]
+        if not cut:
+            return
+        zeros = Scratch(ALIGN_BYTES)
+        async with self._reclaiming:  # so that it is not erased and used again meanwhile
+            try:
+                for sequence in cut:
+                    segment, position = broken[sequence]
+                    if self.space.segments[segment.index] is segment:
+                        offset = self.space.geometry.segment_offset(segment.index) + position
+                        await self._engine.write(offset, [zeros.span(0, ALIGN_BYTES)])
+                await self._engine.sync()
+            except DeviceError as error:
+                self.health.note_failure(error)
+                raise
+        for sequence in cut:
+            del broken[sequence]

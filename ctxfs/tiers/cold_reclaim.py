@@ -79,13 +79,14 @@ class Reclaimer:
         self.readers_left = trio.lowlevel.ParkingLot()  # of any segment
         self.reclaimed = 0
 
-    def choose(self) -> list[Segment]:
-        """Victims from which there is something to gain."""
+    def choose(self, *, ahead: bool = False) -> list[Segment]:
+        """Victims from which there is something to gain. `ahead`: nobody waits for it."""
         # Carrying splits records, and may need a longer header here and there.
         live_bytes_max = self._space.geometry.content_bytes * 31 // 32
         found = choose_victims(self._space.segments, live_bytes_max)
         opened = self._space.open
-        if found or opened is None or self._writer.writing:
+        # Ahead of need the open one is let be: what it gives back is taken by the next open one.
+        if found or ahead or opened is None or self._writer.writing:
             return found
         # Only what is being written is left: it may be dead for the most part.
         if opened.live_bytes <= min(live_bytes_max, opened.used_bytes // 2):

@@ -84,6 +84,8 @@ class Scan:
         self.counts = ScanCounts()
         # Records with data that is not what it should be: none of them was ever acknowledged.
         self.torn: list[tuple[Segment, int, RecordHeader]] = []
+        # Places of headers that are not what they should be: nothing behind them was, either.
+        self.torn_headers: list[tuple[Segment, int]] = []
         self._lost: DeviceLost | None = None
         self._bad_segments: set[int] = set()  # by index: something in them is not what it should be
         self.facts: dict[int, Facts] = {}  # of the segments that were read through
@@ -93,12 +95,16 @@ class Scan:
 
         async def look(index: int, window: _Window) -> None:
             start = await window.view(0, SEGMENT_HEADER_BYTES, SEGMENT_HEADER_BYTES)
+            is_known = False
             for magic in (segment_header.MAGIC, segment_header.TABLE_MAGIC):
                 sequence = segment_header.decode(start, self._uuid, index, magic)
                 if sequence is not None:
                     self.counts.highest_sequence = max(self.counts.highest_sequence, sequence)
                     holds_tables = magic == segment_header.TABLE_MAGIC
                     self._space.adopt(index, sequence, SEGMENT_HEADER_BYTES, holds_tables)
+                    is_known = True
+            if not is_known and segment_header.is_damaged(start, self._uuid):
+                self.counts.corrupt += 1  # whatever was in it: the segment is free now
 
         await self._each(range(self._space.geometry.segment_count), look, _HEADERS_AT_ONCE)
         self._space.find_free()
@@ -184,11 +190,11 @@ class Scan:
         found = record.decode(data, place) if header_bytes else None
         if found is None:
             if record.belongs(data, place):
-                self._count_bad(segment, verified)
+                self._note_bad_header(segment, position, verified)
             return None
         header, _ = found
         if position + header.record_bytes > self._space.geometry.segment_bytes:
-            self._count_bad(segment, verified)
+            self._note_bad_header(segment, position, verified)
             return None
         if verified and not await self._is_whole(header, position, ahead, window):
             self._count_bad(segment, verified)
@@ -213,16 +219,24 @@ class Scan:
         return bool(digest.intdigest() == header.data_checksum)
 
     async def void_torn(self) -> None:
-        """Make sure that no later recovery, which may look less closely, takes a torn record.
-
-        Raises DeviceError.
+        """Make sure that no later recovery, which may look less closely, takes a torn record, or
+        takes one for damage. Raises DeviceError.
         """
+        zeros = Scratch(ALIGN_BYTES)
+        for segment, position in self.torn_headers:
+            offset = self._space.geometry.segment_offset(segment.index) + position
+            await self._engine.write(offset, [zeros.span(0, ALIGN_BYTES)])
         for segment, position, header in self.torn:
             scratch = Scratch(header.header_bytes)
             place = Place(self._salt, segment.sequence, position)
             record.encode_into(scratch.view, record.void(header), place, b"")
             offset = self._space.geometry.segment_offset(segment.index) + position
             await self._engine.write(offset, [scratch.span(0, header.header_bytes)])
+
+    def _note_bad_header(self, segment: Segment, position: int, verified: bool) -> None:
+        if verified:
+            self.torn_headers.append((segment, position))
+        self._count_bad(segment, verified)
 
     def _count_bad(self, segment: Segment, verified: bool) -> None:
         self._bad_segments.add(segment.index)

@@ -18,7 +18,7 @@ from ctxfs.tiers.cold_health import Health
 from ctxfs.tiers.cold_index import ColdIndex
 from ctxfs.tiers.cold_placing import ARENA_BYTES, Batch, Item, Placer
 from ctxfs.tiers.cold_requests import DataRequest, Group, NoteRequest, Request
-from ctxfs.tiers.cold_space import Space
+from ctxfs.tiers.cold_space import Segment, Space
 
 _BATCHES_AT_ONCE: Final = 2
 # Small neighbours go out as one write, up to so much; where it fails, so much is lost.
@@ -49,6 +49,8 @@ class ColdWriter:
         self._arenas = [Scratch(ARENA_BYTES) for _ in range(_BATCHES_AT_ONCE)]
         # By sequence of a segment: the position from which on its records are lost, and why.
         self._failures: dict[int, tuple[int, DeviceError]] = {}
+        # The same, until nothing can be found there any more: by sequence, the segment and where.
+        self.broken: dict[int, tuple[Segment, int]] = {}
         self._signal = trio.Event()  # something was queued, or a batch is written
         self.writing = False
         self.batches = 0  # settled
@@ -188,6 +190,7 @@ class ColdWriter:
             known = self._failures.get(item.segment.sequence)
             if known is None or item.position < known[0]:
                 self._failures[item.segment.sequence] = item.position, error
+                self.broken[item.segment.sequence] = item.segment, item.position
             item.segment.facts = None  # what arrived of it is for a scan to find out
             if self._space.open is item.segment:
                 self._space.open = None

@@ -1,6 +1,7 @@
 """Opening devices and files."""
 
 import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -98,6 +99,13 @@ async def test_a_preallocation_that_fails_leaves_things_as_they_were(
     assert path.read_bytes() == b"old"
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is busy is refused at once."""
+    monkeypatch.setattr(blockfile, "_BUSY_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
 async def test_a_file_in_use_is_busy(tmp_path: Path) -> None:
     path = tmp_path / "device"
     async with opened(path):
@@ -105,6 +113,29 @@ async def test_a_file_in_use_is_busy(tmp_path: Path) -> None:
             await open_engine(path, None)
     async with opened(path):
         pass
+
+
+async def test_a_file_that_a_killed_daemon_still_holds_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "device"
+    path.write_bytes(bytes(SIZE_MIN))
+    really_open = blockfile._open
+    refusals = []
+    with path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def open_and_let_go(path: Path, size_bytes: int | None) -> blockfile._Opened:
+            try:
+                return really_open(path, size_bytes)
+            except DeviceBusy as error:
+                refusals.append(error)
+                held.close()  # the last of its requests has ended
+                raise
+
+        monkeypatch.setattr(blockfile, "_open", open_and_let_go)
+        async with opened(path):
+            assert len(refusals) == 1
 
 
 async def test_neither_directories_nor_pipes_are_devices(tmp_path: Path) -> None:
@@ -148,6 +179,7 @@ async def test_a_block_device_that_is_too_small_is_refused(tmp_path: Path) -> No
         await open_engine(path, None)
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_mounted_device_is_busy_and_left_alone(loop: Path, tmp_path: Path) -> None:
     point = tmp_path / "a point"
     with mounted_ext4(loop, point), pytest.raises(DeviceBusy, match=f"mounted on {point}"):

@@ -91,6 +91,7 @@ def test_record_header_with_a_flipped_bit_is_none(bit: int) -> None:
     data = bytearray(documented_header())
     data[bit // 8] ^= 1 << bit % 8
     assert record.decode(data, _PLACE) is None
+    assert record.belongs(data, _PLACE)
 
 
 @given(st.binary(max_size=5000))

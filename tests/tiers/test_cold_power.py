@@ -10,6 +10,7 @@ import trio.testing
 from ctxfs.device.engine import Span
 from ctxfs.errors import DeviceError, TierFull
 from ctxfs.tiers.cold import TablePolicy
+from ctxfs.tiers.cold_parts import part_position, part_segment
 from tests.fakes import MemoryEngine
 from tests.tiers.cold_rig import OFTEN, SEGMENT, Rig, engine, meta
 
@@ -232,6 +233,148 @@ async def test_dropped_block_does_not_come_back_as_it_was_after_a_put_that_faile
     recovered = await rig.crash()
     assert recovered.blocks.get(gone) in (None, again)
     await rig.check(kept)
+
+
+def _fail_half_way(device: MemoryEngine, number: int) -> None:
+    """The write of this number, from now on, is reported as failed; its last sector is missing."""
+    store = device._store
+    writes = iter(range(number + 1))
+    device.fail_write = lambda offset: next(writes, None) == number
+
+    def keep_start(offset: int, sources: Sequence[Span], *, partly: bool) -> None:
+        *most, last = sources
+        if partly:
+            most.append(Span(last.address, last.length - 4096))
+        store(offset, most if partly else sources, partly=False)
+
+    device._store = keep_start  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+async def test_block_that_was_carried_half_way_is_found_where_it_was(clean: bool) -> None:
+    for number in range(30):
+        rig = Rig(engine(8, seed=number))
+        await rig.open()
+        await _fill(rig, 20_000)
+        for generation in sorted(rig.blocks)[::2]:
+            rig.drop(generation)
+        await rig.tier.sync()
+        _fail_half_way(rig.engines[0], number)
+        for _ in range(6):
+            with contextlib.suppress(DeviceError):
+                await rig.put(45_000)
+        await rig.tier.sync()
+        recovered = await (rig.restart() if clean else rig.crash())
+        assert recovered.corrupt == 0
+        for generation in rig.blocks:
+            await rig.check(generation)
+
+
+async def test_loser_of_a_name_does_not_come_back_with_the_end_of_the_winner() -> None:
+    rig = Rig(engine(16), engine(16, seed=1))
+    await rig.open()
+    await rig.put(SEGMENT)  # on the first, so that the second has more room
+    loser = await rig.put(5000, b"name")
+    await rig.put(2 * SEGMENT)  # there: now the first one has
+    await rig.tier.sync()
+    rig.drop(loser)
+    winner = await rig.put(5000, b"name")
+    await rig.engines[0].sync()  # the loser's Drop still waits
+    assert set((await rig.crash()).blocks) == {1, 3, winner}
+    rig.drop(winner)
+    await rig.tier._logs[0].sync()  # and the power fails before the other device gets to it
+    assert set((await rig.crash()).blocks) == {1, 3}
+
+
+async def test_device_that_was_left_out_comes_back_with_all_of_its_blocks() -> None:
+    rig = Rig(engine(16), engine(16, seed=1))
+    await rig.open()
+    for _ in range(20):
+        await rig.put(5000)
+    replaced = rig.number
+    await rig.tier.sync()
+    before = dict(rig.blocks)
+    (absent,) = (at for at in (0, 1) if replaced in rig.tier._logs[at].index)
+    rig.number = rig.stamp = 0  # a store knows what it finds, and no more
+    rig.engines = [device.crash() for device in rig.engines]
+    rig.engines[absent].fail_write = lambda offset: True
+    await rig.open()
+    while len(rig.blocks) < len(before):
+        await rig.put(6000)
+    name = before.pop(replaced).key
+    assert all(block.key != name for block in rig.blocks.values())
+    await rig.put(6000, name)
+    await rig.tier.sync()
+    await rig.crash()
+    before |= rig.blocks
+    assert rig.recovered.blocks == before
+    assert replaced not in rig.blocks
+    for generation in rig.blocks:
+        await rig.check(generation)
+
+
+async def test_torn_header_is_counted_once() -> None:
+    rig = Rig(engine(8))
+    await rig.open()
+    kept, torn = await rig.put(100), await rig.put(5000)
+    _damage(rig, torn)
+    recovered = await rig.crash()
+    assert set(recovered.blocks) == {kept}
+    assert (recovered.torn, recovered.corrupt) == (1, 0)
+    recovered = await rig.crash()
+    assert set(recovered.blocks) == {kept}
+    assert (recovered.torn, recovered.corrupt) == (0, 0)
+
+
+def _damage(rig: Rig, generation: int | None, flipped: int = 1) -> None:
+    """Bits of a block's record header, or else of the header of the open segment; it is flushed."""
+    (log,) = rig.tier._logs
+    assert log.space.open is not None
+    index, position = log.space.open.index, 0
+    if generation is not None:
+        (part,) = log.index.parts(generation)
+        index, position = part_segment(part), part_position(part)
+    rig.engines[0]._before.clear()
+    at = log.space.geometry.segment_offset(index) + position
+    rig.engines[0].medium[at] ^= flipped
+
+
+@pytest.mark.parametrize("of_record", [False, True])
+async def test_damaged_start_of_a_header_is_counted(of_record: bool) -> None:
+    rig = Rig(engine(8))
+    await rig.open()
+    block = await rig.put(5000)
+    await rig.tier.sync()
+    _damage(rig, block if of_record else None)
+    recovered = await rig.restart()
+    assert recovered.blocks == {}
+    assert recovered.corrupt == 1
+
+
+async def test_segment_of_a_device_that_was_formatted_once_more_is_not_damage() -> None:
+    rig = Rig(engine(8))
+    await rig.open()
+    await rig.put(5000)
+    await rig.tier.sync()
+    rig.engines[0].medium[:8192] = b"a" * 8192
+    recovered = await rig.open(format=True)
+    assert (recovered.blocks, recovered.corrupt) == ({}, 0)
+
+
+async def test_full_tier_is_not_reclaimed_for_nothing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    rig = Rig(engine(8))
+    await rig.open()
+    await _fill(rig, SEGMENT - 8192)  # each in a segment of its own, and all of it
+    rig.change(1, expires_ns=5)
+    await rig.tier.sync()
+    rig.engines[0].requests_left = 50  # more than enough to tend for a while, if that has an end
+    async with trio.open_nursery() as nursery:
+        await nursery.start(rig.tier.run)
+        await trio.sleep(20)
+        nursery.cancel_scope.cancel()
+    assert not rig.engines[0].lost
 
 
 async def test_put_and_sync_by_many_share_flushes() -> None:
