@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-GAIN_MIN = 1.1  # content to what is stored; below, the processor's time is not worth the room
+RATIO_MIN = 1.1  # content to what is stored; below, DRAM is not worth the processor's time
 WEIGHT = 0.1  # of the newest sample in a moving average
 PROBE_EVERY = 32  # of blocks of a kind that does not pay, one is tried again
 KINDS_MAX = 256
@@ -17,9 +17,9 @@ class Worth:
         self._inflate_s = 0.0  # seconds for a byte, moving averages
         self._cold_s = 0.0
 
-    def is_promising(self, kind: bytes) -> bool:
+    def is_promising(self, kind: bytes, ratio_min: float = RATIO_MIN) -> bool:
         """Whether one more block of this kind is worth a try. Asking counts."""
-        if self._ratios.get(kind, GAIN_MIN) >= GAIN_MIN:
+        if self._ratios.get(kind, ratio_min) >= ratio_min:
             return True
         passed = self._passed.get(kind, 0) + 1
         self._passed[kind] = passed % PROBE_EVERY

@@ -7,7 +7,7 @@ import struct
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,9 @@ import trio
 from ctxfs.codec import stream
 from ctxfs.codec.header import Header, Method
 from ctxfs.codec.keyring import KeyRing
+from ctxfs.codec.plan import WORTHWHILE_BYTES
 from ctxfs.codec.stream import CodecSettings, Spread
+from ctxfs.core.worth import Worth
 from ctxfs.device.engine import Span
 from ctxfs.device.mapping import ANONYMOUS, Mapping
 from ctxfs.errors import CtxfsError
@@ -70,6 +72,7 @@ class Coding:
 
     def __init__(self, settings: CodingSettings | None = None) -> None:
         self.settings = settings or CodingSettings()
+        self.worth = Worth()
         workers = os.cpu_count() or 1
         self._limiter = trio.CapacityLimiter(workers)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="codec")
@@ -87,13 +90,21 @@ class Coding:
         `shorter`: only where it is; else whatever keys ask for.
         """
         settings = self.settings
+        # What does not pay is not even sampled each time; of a warm copy that was asked before.
+        is_large = len(content) >= WORTHWHILE_BYTES
+        if is_large and settings.compress and not shorter:
+            worth = self.worth.is_promising(dtype, 1 / (1 - settings.gain_ratio))
+            settings = replace(settings, compress=worth)
         if not content or not (settings.compress or settings.keys):
             yield None
             return
         memory = _Memory()
         try:
             work = partial(self._encode, settings, content, dtype, generation, memory, shorter)
-            yield await trio.to_thread.run_sync(work, limiter=self._limiter)
+            made = await trio.to_thread.run_sync(work, limiter=self._limiter)
+            if is_large and settings.compress:
+                self.worth.tried(dtype, len(content), made.length_bytes if made else None)
+            yield made
         finally:
             memory.close()
 

@@ -11,7 +11,6 @@ import trio
 from ctxfs.core.block import Block, State
 from ctxfs.core.eviction import choose
 from ctxfs.core.meta import Placement
-from ctxfs.core.worth import Worth
 from ctxfs.errors import BlockNotFound, CtxfsError
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.coding import Coding, Encoded
@@ -44,7 +43,7 @@ class Warming:
         self._may_leave = may_leave
         self._evict = evict
         self._turn = trio.StrictFIFOLock()
-        self.worth = Worth()
+        self.worth = coding.worth
 
     def wants(self, block: Block) -> bool:
         """Whether a warm copy of a hot block is worth a try: it may pay, and beats a cold one."""
@@ -62,7 +61,6 @@ class Warming:
         """
         dtype = block.extras.dtype if block.extras is not None else b""
         async with self._coding.encoded(view, dtype, block.generation, shorter=True) as made:
-            self.worth.tried(dtype, block.size, made.length_bytes if made is not None else None)
             if made is None or not await self._reserve(made.length_bytes, block):
                 return False
             await self._write(block, made)

@@ -3,14 +3,17 @@
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
+from ctxfs.codec import stream
 from ctxfs.codec.keyring import KeyRing
 from ctxfs.core.block import Block
+from ctxfs.core.worth import PROBE_EVERY
 from ctxfs.errors import BlockNotFound, CopyCorrupt, TierFull, UnknownKey
 from ctxfs.store.coding import CodingSettings
 from ctxfs.store.store import Store
@@ -342,3 +345,25 @@ async def test_a_block_that_goes_while_it_is_inflated_is_a_miss(tmp_path: Path) 
         assert block.is_gone
         assert store.catalog.warm is not None
         assert store.catalog.warm.used_bytes == 0
+
+
+async def test_what_never_pays_is_not_sampled_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled = []
+    plan = stream.plan
+
+    def counted(source: memoryview, *rest: Any, **more: Any) -> Any:
+        sampled.append(len(source))
+        return plan(source, *rest, **more)
+
+    monkeypatch.setattr(stream, "plan", counted)
+    async with world(tmp_path, warm=0).store() as store:
+        for number in range(2 * PROBE_EVERY):
+            await put(store, "noise", random.Random(number).randbytes(128 << 10))
+            await set_attribute(store, "noise", "tier", "cold")
+        assert 2 <= len(sampled) <= 4
+        await put(store, "numbers", values(1))
+        await set_attribute(store, "numbers", "dtype", "bf16")
+        await set_attribute(store, "numbers", "tier", "cold")
+        assert get_attribute(store, "numbers", "codec") == "zstd+planes2"
