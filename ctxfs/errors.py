@@ -159,6 +159,18 @@ class DeviceBusy(ConfigError):
     code = errno.EBUSY
 
 
+class HoldsBlocks(ConfigError):
+    """The device holds blocks of a cold tier, which only a start lays beside those of others."""
+
+    code = errno.ENOTEMPTY
+
+
+class NoSuchDevice(ConfigError):
+    """The cold tier has no device of this path."""
+
+    code = errno.ENODEV
+
+
 def unusable(what: str, error: OSError) -> CtxfsError:
     """The error for a file or directory that was needed and refused: `what`, and the reason."""
     # Some have no number, and then no strerror either: a socket's path that is too long.

@@ -86,6 +86,10 @@ class MemoryEngine:
             inflight=self._inflight,
         )
 
+    def grow(self, size_bytes: int) -> None:
+        self.medium.extend(bytes(size_bytes - len(self.medium)))
+        self.size_bytes = size_bytes
+
     def close(self) -> None:
         return
 

@@ -65,6 +65,17 @@ class OpenedDevice:
         """Carry requests until cancelled."""
         await self.engine.run(task_status=task_status)
 
+    async def grow(self, size_bytes: int | None) -> int:
+        """Use what was added behind its end; returns how much of it is used now.
+
+        A file is preallocated up to `size_bytes`, where that is more than it has. None: all that is
+        there. Raises ConfigError where there is not so much.
+        """
+        size = await trio.to_thread.run_sync(_size_now, self, size_bytes)
+        if size > self.engine.size_bytes:
+            self.engine.grow(size)
+        return self.engine.size_bytes
+
     def close(self) -> None:
         """Let go of it, once `run` has ended. Call once."""
         self.engine.close()
@@ -264,6 +275,21 @@ def _prepare(path: Path, fd: int, size_bytes: int | None, *, direct: bool) -> _O
     piece = request_bytes_max(found.st_rdev) if is_block_device else WHOLE_BYTES
     target = Target(fd, str(path), size, ALIGNMENT, is_block_device, piece)
     return _Opened(target, unit, direct)
+
+
+def _size_now(device: OpenedDevice, size_bytes: int | None) -> int:
+    """What may be used of an open device."""
+    path, fd = device.path, device.fd
+    try:
+        if device.drive is not None:
+            there = nvmedrive.size_bytes(path)
+        elif device.is_block_device:
+            there = block_device_size(fd)
+        else:
+            there = size_bytes = _file_size(path, fd, size_bytes)
+    except OSError as error:
+        raise ConfigError(f"{path}: its size cannot be had: {error.strerror}") from error
+    return _usable_bytes(path, there, size_bytes)
 
 
 def _file_size(path: Path, fd: int, size_bytes: int | None) -> int:

@@ -8,6 +8,7 @@ result means, is the dialect's: files and block devices speak one, NVMe drives a
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import trio
 
@@ -80,6 +81,11 @@ class UringEngine:
 
     def statistics(self) -> EngineStatistics:
         return self._counters.frozen(len(self._inflight))
+
+    def grow(self, size_bytes: int) -> None:
+        """The device is larger than it was: requests may go up to there from now on."""
+        self._target = replace(self._target, size_bytes=size_bytes)
+        self.size_bytes = size_bytes
 
     def close(self) -> None:
         """Give the ring back; only after `run` has ended. Safe to call twice."""

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import trio
 
@@ -63,6 +64,11 @@ class ThreadEngine:
 
     def statistics(self) -> EngineStatistics:
         return self._counters.frozen(int(self._limiter.borrowed_tokens))
+
+    def grow(self, size_bytes: int) -> None:
+        """The device is larger than it was: requests may go up to there from now on."""
+        self._target = replace(self._target, size_bytes=size_bytes)
+        self.size_bytes = size_bytes
 
     def close(self) -> None:
         """Refuse further requests. The descriptor is left open."""

@@ -58,6 +58,14 @@ class Geometry:
         """Of segment `index` on the device, bytes."""
         return SEGMENTS_OFFSET + index * self.segment_bytes
 
+    def grown(self, size_bytes: int) -> "Geometry | None":
+        """The same and more segments of that size behind them; None where not one more fits."""
+        fit = (size_bytes - SEGMENTS_OFFSET) // self.segment_bytes
+        count = min(fit, SEGMENT_COUNT_MAX)
+        if count <= self.segment_count:
+            return None
+        return Geometry(size_bytes, self.segment_bytes, count)
+
     def is_sound(self) -> bool:
         """Whether these numbers can be meant, however they were read."""
         return (

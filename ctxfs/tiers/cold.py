@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Self
@@ -11,13 +12,22 @@ import numpy as np
 import trio
 
 from ctxfs.core.columns import BlockColumns
-from ctxfs.core.meta import BlockMeta, DirectoryMeta, Drop, Entry, Put
+from ctxfs.core.meta import BlockMeta, DirectoryMeta, Drop, Entry, MakeDirectory, Put
 from ctxfs.device.engine import Span
-from ctxfs.errors import BlockNotFound, CtxfsError, DeviceError, DeviceLost, TierFull
+from ctxfs.errors import (
+    BlockNotFound,
+    CtxfsError,
+    DeviceError,
+    DeviceLost,
+    HoldsBlocks,
+    NoSuchDevice,
+    TierFull,
+)
 from ctxfs.ondisk.facts import block_columns
 from ctxfs.ondisk.layout import padded
 from ctxfs.tiers.cold_buffers import checksum
 from ctxfs.tiers.cold_doubles import drop_doubles, drop_superseded
+from ctxfs.tiers.cold_leaving import Leaving, LeavingState
 from ctxfs.tiers.cold_log import ColdLog, ColdStatistics
 from ctxfs.tiers.cold_reclaim import Describe
 from ctxfs.tiers.cold_replay import Contents
@@ -68,9 +78,13 @@ class ColdTier:
     Open, then `recover`, then anything; `run` in the background.
     """
 
-    def __init__(self, logs: Sequence[ColdLog]) -> None:
-        self._logs = logs
+    def __init__(self, logs: Sequence[ColdLog], describe: Describe, tables: TablePolicy) -> None:
+        self._logs = list(logs)
+        self._tables = tables
+        self._describe = describe
         self._putting: dict[int, _Putting] = {}
+        self._drained: dict[str, ColdStatistics] = {}  # by path: devices that went, as they were
+        self._tending: trio.Nursery | None = None
 
     @classmethod
     async def open(
@@ -88,7 +102,8 @@ class ColdTier:
         """
         asked = Describe(describe, describe_directory)
         policy = tables or TablePolicy()
-        return cls([ColdLog(each, await open_volume(each), asked, policy) for each in devices])
+        logs = [ColdLog(each, await open_volume(each), asked, policy) for each in devices]
+        return cls(logs, asked, policy)
 
     async def recover(self) -> Recovered:
         """Find what is on the devices. One that cannot be recovered is left out, as lost."""
@@ -159,6 +174,11 @@ class ColdTier:
         if self.holds(generation):
             self.note(Put(meta))
             return
+        await self._put(meta, data, method)
+
+    async def _put(self, meta: BlockMeta, data: Span, method: int) -> ColdLog:
+        """Write a block that nobody else is putting; what is said of it meanwhile comes after."""
+        generation = meta.generation
         putting = self._putting[generation] = _Putting(trio.Event(), meta)
         try:
             log = self._choose(meta)
@@ -170,12 +190,15 @@ class ColdTier:
         finally:
             del self._putting[generation]
             putting.done.set()
+        return log
 
     def _choose(self, meta: BlockMeta) -> ColdLog:
         """The device with the most room. Raises DeviceError, TierFull."""
         usable: list[ColdLog] = []
         trouble: DeviceError | None = None
         for log in self._logs:
+            if log.leaving is not None:
+                continue
             try:
                 log.health.check_writable()
             except DeviceError as error:
@@ -213,6 +236,10 @@ class ColdTier:
                 return log
         return None
 
+    def _homes(self, generation: int) -> list[ColdLog]:
+        """All that hold it: two, for as long as it moves from one to the other."""
+        return [log for log in self._logs if generation in log.index]
+
     def holds(self, generation: int) -> bool:
         """Whether it was put, and not dropped; its device may be failing or lost."""
         return self._home(generation) is not None
@@ -229,8 +256,7 @@ class ColdTier:
         putting = self._putting.get(generation)
         if putting is not None:
             putting.dropped_stamp = stamp
-        log = self._home(generation)
-        if log is not None:
+        for log in self._homes(generation):
             log.drop(generation, stamp)
 
     def note(self, entry: Entry) -> None:
@@ -245,8 +271,7 @@ class ColdTier:
                 putting = self._putting.get(meta.generation)
                 if putting is not None:
                     putting.newest = meta
-                log = self._home(meta.generation)
-                if log is not None:
+                for log in self._homes(meta.generation):
                     log.note(entry)
             case _:
                 for log in self._logs:
@@ -258,10 +283,12 @@ class ColdTier:
         With a generation only its device counts. Raises DeviceError, DeviceLost, TierFull.
         """
         if generation is not None:
-            log = self._home(generation)
-            if log is not None:
+            for log in self._homes(generation):
                 await log.sync()
             return
+        await self._sync(self._logs)
+
+    async def _sync(self, logs: Sequence[ColdLog]) -> None:
         errors: list[CtxfsError] = []
 
         async def sync(log: ColdLog) -> None:
@@ -271,28 +298,122 @@ class ColdTier:
                 errors.append(error)
 
         async with trio.open_nursery() as nursery:
-            for log in self._logs:
+            for log in logs:
                 nursery.start_soon(sync, log)
         if errors:
             raise errors[0]
+
+    # -- devices come and go
+
+    def log_at(self, path: str) -> ColdLog:
+        """The log of a device. Raises NoSuchDevice."""
+        found = next((log for log in self._logs if log.path == path), None)
+        if found is None:
+            raise NoSuchDevice(f"{path} is no device of the cold tier")
+        return found
+
+    async def add_device(
+        self, device: ColdDevice, directories: Callable[[], Iterable[DirectoryMeta]]
+    ) -> None:
+        """Take one more device, formatting one that is blank. `directories`: all there are now.
+
+        One on which there are live blocks is refused: only at a start are they laid beside those
+        of the others. What else an earlier life left on it is forgotten. Raises ConfigError,
+        ForeignSignature and HoldsBlocks among them, and DeviceError.
+        """
+        log = ColdLog(device, await open_volume(device), self._describe, self._tables)
+        await log.recover()
+        if len(log.index):
+            await log.close()
+            raise HoldsBlocks(f"{device.path} holds {len(log.index)} blocks of a cold tier")
+        if len(log.space.free) < len(log.space.segments):
+            await log.retire(uuid.uuid4().bytes)
+            log = ColdLog(device, await open_volume(device), self._describe, self._tables)
+            await log.recover()
+        self._drained.pop(log.path, None)
+        self._logs.append(log)
+        for directory in directories():
+            log.note(MakeDirectory(directory))
+        if self._tending is not None:
+            self._tending.start_soon(self._tend, log)
+        await log.sync()
+
+    def begin_drain(self, path: str) -> ColdLog:
+        """No new blocks go to this device. Raises NoSuchDevice, DeviceLost, TierFull."""
+        log = self.log_at(path)
+        log.health.check_present()
+        if not any(each.leaving is None for each in self._logs if each is not log):
+            raise TierFull(f"{path} is the only cold device that takes blocks: add another first")
+        log.leaving = Leaving()
+        return log
+
+    def end_drain(self, path: str) -> None:
+        """Blocks may go to this device again. Raises NoSuchDevice."""
+        self.log_at(path).leaving = None
+
+    async def wait_put(self) -> None:
+        """Return when no put is on its way that was at the time of the call."""
+        for putting in list(self._putting.values()):
+            await putting.done.wait()
+
+    def describe(self, generation: int) -> BlockMeta | None:
+        """What the store knows of a block now."""
+        return self._describe.block(generation)
+
+    async def copy_away(
+        self, source: ColdLog, stored: BlockMeta, data: Span, method: int
+    ) -> ColdLog | None:
+        """Put what `source` holds of a block on another device too, as it is stored.
+
+        `stored`: the attributes that were found with it. Returns the other device; None where the
+        block went meanwhile. Raises TierFull, DeviceError.
+        """
+        generation = stored.generation
+        while generation in self._putting:
+            await self._putting[generation].done.wait()
+        if generation not in source.index:
+            return None
+        for log in self._homes(generation):
+            if log is not source:
+                return log  # from a drain that was ended
+        return await self._put(self.describe(generation) or stored, data, method)
+
+    async def retire(self, log: ColdLog) -> None:
+        """Let go of a device on which no block lives: it is empty to whoever opens it next.
+
+        Directories are on all devices; first they are kept on the others. Raises DeviceError,
+        TierFull, and the device stays then.
+        """
+        await self._sync([each for each in self._logs if each is not log])
+        await log.retire(uuid.uuid4().bytes)
+        assert log.leaving is not None
+        log.leaving.state = LeavingState.DRAINED
+        self._logs.remove(log)
+        self._drained[log.path] = log.statistics()
+
+    async def grow_device(self, path: str, size_bytes: int) -> bool:
+        """Use more of a device, whose engine reaches that far; False where that is too little for
+        one more segment. Raises NoSuchDevice, DeviceError."""
+        return await self.log_at(path).grow(size_bytes)
 
     # -- as a whole
 
     @property
     def room_bytes(self) -> int:
         """What could still be put now, on all devices that take blocks."""
-        logs = [log for log in self._logs if log.health.state == "ok"]
+        logs = [log for log in self._logs if log.health.state == "ok" and log.leaving is None]
         return sum(log.space.room_bytes for log in logs)
 
     @property
     def takes_blocks(self) -> bool:
         """Whether any device would be written to now."""
-        return any(log.health.is_writable for log in self._logs)
+        return any(log.health.is_writable and log.leaving is None for log in self._logs)
 
     @property
     def written_bytes(self) -> int:
         """All that was written to devices since start: blocks, notes, what was carried over."""
-        return sum(log.written_bytes for log in self._logs)
+        gone = sum(each.written_bytes for each in self._drained.values())
+        return gone + sum(log.written_bytes for log in self._logs)
 
     @property
     def has_pending_notes(self) -> bool:
@@ -300,18 +421,20 @@ class ColdTier:
         return any(log.index.pending for log in self._logs if not log.health.lost)
 
     def statistics(self) -> tuple[ColdStatistics, ...]:
-        """Per device."""
-        return tuple(log.statistics() for log in self._logs)
+        """Per device; those that were drained come last."""
+        return (*(log.statistics() for log in self._logs), *self._drained.values())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Commit what waits, and reclaim ahead of need, until cancelled."""
         async with trio.open_nursery() as nursery:
+            self._tending = nursery
             for log in self._logs:
                 nursery.start_soon(self._tend, log)
             task_status.started()
+            await trio.sleep_forever()
 
     async def _tend(self, log: ColdLog) -> None:
-        while not log.health.lost:
+        while not log.health.lost and not log.retired:
             with trio.move_on_after(COMMIT_SECONDS):
                 await log.pressed.wait()
             # What failed was counted and logged where it happened, and is tried again.

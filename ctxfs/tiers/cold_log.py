@@ -15,6 +15,7 @@ from ctxfs.ondisk.record import header_bytes_for
 from ctxfs.tiers.cold_buffers import Scratch
 from ctxfs.tiers.cold_health import Health
 from ctxfs.tiers.cold_index import ColdIndex
+from ctxfs.tiers.cold_leaving import Leaving
 from ctxfs.tiers.cold_reader import ColdReader
 from ctxfs.tiers.cold_reclaim import Describe, Reclaimer
 from ctxfs.tiers.cold_recovery import read_device
@@ -40,7 +41,8 @@ class ColdStatistics:
 
     path: str
     engine: str
-    state: str  # "ok", "failing" or "lost"
+    state: str  # "ok", "failing" or "lost"; or a LeavingState
+    why: str | None  # a drain stopped
     capacity_bytes: int  # what blocks and notes may fill
     live_bytes: int
     free_bytes: int
@@ -52,6 +54,9 @@ class ColdStatistics:
     read_bytes: int
     errors: int
     reclaimed_segments: int
+    left_blocks: int | None  # on a device that is being drained; else None
+    left_bytes: int | None
+    unreadable_blocks: int
 
 
 class ColdLog:
@@ -64,6 +69,7 @@ class ColdLog:
         self, device: ColdDevice, volume: Volume, describe: Describe, tables: TablePolicy
     ) -> None:
         self.path = device.path
+        self.salt = record.make_salt(volume.current.uuid)
         self.health = Health(device.path)
         self._engine = device.engine
         self._volume = volume
@@ -79,7 +85,7 @@ class ColdLog:
             self._writer,
             self._flush,
             describe,
-            record.make_salt(found.uuid),
+            self.salt,
         )
         self._tables = Tables(
             self._engine, self.health, self.space, self._writer.placer, found.uuid, tables
@@ -87,10 +93,14 @@ class ColdLog:
         self.reader = ColdReader(
             self._engine, self.health, self.space, self.index, self._reclaimer.readers_left
         )
+        # Taken in this order.
+        self._tending = trio.Lock()
         self._committing = trio.Lock()
-        self._flushing = trio.Lock()
         self._reclaiming = trio.Lock()
+        self._flushing = trio.Lock()
         self._put_bytes = 0
+        self.leaving: Leaving | None = None
+        self.retired = False  # what was here is elsewhere, and nothing is done here any more
         self.pressed = trio.Event()  # few segments are free: `tend` should not wait
         self._flushed_batches = 0
         # Every segment of a lower sequence is on the medium.
@@ -198,7 +208,7 @@ class ColdLog:
         """Write the notes that wait."""
         async with self._committing:
             entries = self.index.take_pending()
-            if not entries:
+            if not entries or self.retired:
                 return
             self.health.check_present()
             request = note_request(entries)
@@ -223,7 +233,7 @@ class ColdLog:
         """What is written is on the medium; whoever comes meanwhile shares the next flush."""
         wanted = self._writer.batches
         async with self._flushing:
-            if self._flushed_batches >= wanted:
+            if self._flushed_batches >= wanted or self.retired:
                 return
             self.health.check_present()
             covered = self._writer.batches
@@ -267,6 +277,11 @@ class ColdLog:
 
     async def tend(self) -> None:
         """What is done in the background, from time to time. Raises DeviceError, TierFull."""
+        async with self._tending:
+            if not self.retired:
+                await self._tend()
+
+    async def _tend(self) -> None:
         self.pressed = trio.Event()
         self.health.check_writable()
         await self.sync()
@@ -292,13 +307,19 @@ class ColdLog:
 
     def statistics(self) -> ColdStatistics:
         engine = self._engine.statistics()
+        lost, leaving = self.health.lost, self.leaving
+        live_bytes = 0 if lost else self.space.live_bytes
+        # What takes no new blocks has no more room than what is on it.
+        capacity_bytes = self.space.capacity_bytes if leaving is None else live_bytes
+        left_bytes = self.space.live_bytes if len(self.index) else 0
         return ColdStatistics(
             path=self.path,
             engine=self._engine.name,
-            state=self.health.state,
-            capacity_bytes=0 if self.health.lost else self.space.capacity_bytes,
-            live_bytes=0 if self.health.lost else self.space.live_bytes,
-            free_bytes=0 if self.health.lost else self.space.room_bytes,
+            state=self.health.state if lost or leaving is None else leaving.state,
+            why=leaving.why if leaving is not None else None,
+            capacity_bytes=0 if lost else capacity_bytes,
+            live_bytes=live_bytes,
+            free_bytes=0 if lost or leaving is not None else self.space.room_bytes,
             segments=len(self.space.segments),
             free_segments=len(self.space.free),
             blocks=len(self.index),
@@ -307,7 +328,48 @@ class ColdLog:
             read_bytes=engine.read_bytes,
             errors=self.health.errors,
             reclaimed_segments=self._reclaimer.reclaimed,
+            left_blocks=len(self.index) if leaving is not None else None,
+            left_bytes=left_bytes if leaving is not None else None,
+            unreadable_blocks=len(leaving.unreadable) if leaving is not None else 0,
         )
+
+    # -- growing, and going
+
+    async def grow(self, size_bytes: int) -> bool:
+        """Use more of the device, whose engine reaches that far; False where not one more segment
+        fits. Raises DeviceError, and nothing has changed then.
+        """
+        larger = self.space.geometry.grown(size_bytes)
+        if larger is None:
+            return False
+        self.health.check_present()
+        try:
+            await self._volume.resize(larger)
+        except DeviceError as error:
+            self.health.note_failure(error)
+            raise
+        self.space.grow(larger)
+        return True
+
+    async def retire(self, new_uuid: bytes) -> None:
+        """Forget all that is here, for good, and end. No block is here, and none may come.
+
+        Raises DeviceError; the log goes on then.
+        """
+        async with self._tending, self._committing, self._reclaiming, self._flushing:
+            while self._writer.writing:
+                await self._writer.batch_ended.park()
+            while any(segment.readers for segment in self.space.segments):
+                await self._reclaimer.readers_left.park()
+            self.health.check_present()
+            with trio.CancelScope(shield=True):
+                try:
+                    await self._volume.renew(new_uuid)
+                except DeviceError as error:
+                    self.health.note_failure(error)
+                    raise
+            self.retired = True
+            self.pressed.set()
 
     async def close(self) -> None:
         """Final commit, and the superblock says so. Raises DeviceError."""

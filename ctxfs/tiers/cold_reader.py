@@ -1,6 +1,7 @@
 """The reading end of one cold device."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import trio
 
@@ -13,6 +14,7 @@ from ctxfs.tiers.cold_parts import (
     part_data_bytes,
     part_header_bytes,
     part_position,
+    part_record_bytes,
     part_segment,
 )
 from ctxfs.tiers.cold_space import Segment, Space
@@ -46,16 +48,29 @@ class ColdReader:
         self._health.check_present()
         if sum(part_data_bytes(part) for part in parts) > target.length:
             raise ValueError("the target is shorter than the block")
+        with self.held(parts):
+            await self._read_parts(parts, target)
+
+    @contextlib.contextmanager
+    def held(self, parts: Sequence[int]) -> Iterator[list[Segment]]:
+        """The segments of these parts keep what is in them; errors of the device are noted."""
         segments = [self._space.segments[part_segment(part)] for part in parts]
         for segment in segments:
             segment.readers += 1
         try:
-            await self._read_parts(parts, target)
+            yield segments
         except DeviceError as error:
             self._health.note_trouble(error)
             raise
         finally:
             self._let_go(segments)
+
+    async def read_record(self, part: int, target: Span) -> None:
+        """All of a record, its header too, while its segment is held. Raises DeviceError."""
+        start = self._space.geometry.segment_offset(part_segment(part))
+        await self._engine.read(
+            start + part_position(part), slice_span(target, 0, part_record_bytes(part))
+        )
 
     async def _read_parts(self, parts: Sequence[int], target: Span) -> None:
         if len(parts) == 1:

@@ -80,6 +80,10 @@ def choose_victims(segments: Iterable[Segment], live_bytes_max: int) -> list[Seg
     return [best] if best.live_bytes <= live_bytes_max else []
 
 
+def _reserve_count(geometry: Geometry) -> int:
+    return max(RESERVE_COUNT_MIN, -(-geometry.segment_count // RESERVE_SHARE))
+
+
 class Space:
     """Which segments are free, which one is written, and how much may still be promised.
 
@@ -92,7 +96,7 @@ class Space:
         self.segments = [Segment(index) for index in range(geometry.segment_count)]
         self.free: deque[int] = deque(range(geometry.segment_count))
         self.open: Segment | None = None
-        self.reserve_count = max(RESERVE_COUNT_MIN, -(-geometry.segment_count // RESERVE_SHARE))
+        self.reserve_count = _reserve_count(geometry)
         # Invariant: live_bytes == sum(segment.live_bytes for segment in segments)
         self.live_bytes = 0
         self.claimed_bytes = 0
@@ -191,6 +195,14 @@ class Space:
         segment.sequence = sequence
         segment.used_bytes = padded(used_bytes)
         return segment
+
+    def grow(self, geometry: Geometry) -> None:
+        """The device has more segments now, of the same size."""
+        more = range(len(self.segments), geometry.segment_count)
+        self.geometry = geometry
+        self.segments += map(Segment, more)
+        self.free.extend(more)
+        self.reserve_count = _reserve_count(geometry)
 
     def find_free(self) -> None:
         """Make the list of free segments anew."""

@@ -1,18 +1,18 @@
 """A cold device as such: whose it is, making it ours, and its two superblocks."""
 
-import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
+
+import trio
 
 from ctxfs.device.engine import Engine
 from ctxfs.errors import ConfigError, ForeignSignature
 from ctxfs.ondisk import foreign, segment, superblock
-from ctxfs.ondisk.layout import ALIGN_BYTES, SEGMENTS_OFFSET, choose_geometry
+from ctxfs.ondisk.layout import ALIGN_BYTES, SEGMENTS_OFFSET, Geometry, choose_geometry
 from ctxfs.ondisk.superblock import SUPERBLOCK_OFFSETS, Superblock
 from ctxfs.tiers.cold_buffers import Scratch
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +29,51 @@ class ColdDevice:
     segment_bytes: int | None = None  # when it is formatted; by its size if none is given
     size_bytes: int | None = None  # how much of it may be used; all if none is given
 
+    @property
+    def usable_bytes(self) -> int:
+        """How much of it there is to use, in whole pages."""
+        usable = min(self.engine.size_bytes, self.size_bytes or self.engine.size_bytes)
+        return usable - usable % ALIGN_BYTES
+
 
 class Volume:
     """The superblocks of one open device."""
 
     def __init__(self, engine: Engine, current: Superblock) -> None:
         self._engine = engine
+        self._writing = trio.Lock()
         self.current = current
 
     async def write(self, *, good_sequence: int, clean: bool) -> None:
         """Write the next superblock and have it on the medium. Raises DeviceError."""
-        following = replace(
-            self.current,
-            sequence=self.current.sequence + 1,
-            good_sequence=good_sequence,
-            clean=clean,
-        )
-        scratch = Scratch(ALIGN_BYTES)
-        scratch.view[:] = superblock.encode(following)
-        # Where this fails, the next try goes to the same place: the other one is never at risk.
-        await self._engine.write(following.offset, [scratch.span(0, ALIGN_BYTES)])
-        await self._engine.sync()
-        self.current = following
+        await self._write(good_sequence=good_sequence, clean=clean)
+
+    async def _write(self, **changes: Any) -> None:
+        async with self._writing:
+            following = replace(self.current, sequence=self.current.sequence + 1, **changes)
+            scratch = Scratch(ALIGN_BYTES)
+            scratch.view[:] = superblock.encode(following)
+            # Where this fails, the next try goes to the same place: the other is never at risk.
+            await self._engine.write(following.offset, [scratch.span(0, ALIGN_BYTES)])
+            await self._engine.sync()
+            self.current = following
+
+    async def resize(self, geometry: Geometry) -> None:
+        """The device is cut so from now on; what lies in its segments stays. Raises DeviceError.
+
+        Both superblocks say so before anything goes to a segment that is new: the older one alone
+        would not know of it.
+        """
+        for _ in SUPERBLOCK_OFFSETS:
+            await self._write(geometry=geometry)
+
+    async def renew(self, new_uuid: bytes) -> None:
+        """Nothing on the device counts any more: all of it is of another uuid. Raises DeviceError.
+
+        The first superblock that says so does it, in one step; the second makes sure of it.
+        """
+        for _ in SUPERBLOCK_OFFSETS:
+            await self._write(uuid=new_uuid, good_sequence=0, clean=True)
 
     async def mark_open(self, good_sequence: int) -> None:
         """From here on neither superblock calls the device clean. Raises DeviceError."""
@@ -79,7 +102,11 @@ async def open_volume(
         if not device.format:
             raise
     if found is not None:
-        return Volume(device.engine, found)
+        volume = Volume(device.engine, found)
+        larger = found.geometry.grown(device.usable_bytes)
+        if larger is not None:
+            await volume.resize(larger)
+        return volume
     return await _format(device, start, make_uuid().bytes)
 
 
@@ -110,30 +137,20 @@ def _recognise(device: ColdDevice, start: memoryview) -> Superblock | None:
 
 
 def _compare_size(device: ColdDevice, made_bytes: int) -> None:
-    """A cold tier keeps the size it was formatted with; a cap below that would not be kept."""
+    """A cold tier never shrinks: a cap below its size would not be kept."""
     asked = device.size_bytes
-    if asked is None:
-        return
-    if made_bytes > asked:
+    if asked is not None and made_bytes > asked:
         raise ConfigError(
             f"{device.path} was formatted with {made_bytes} bytes, more than the {asked} it is to "
             "use: give it that size again, or remove the file (or clear the device's first MiB) "
             "to begin anew, without its blocks"
-        )
-    if made_bytes + ALIGN_BYTES <= asked:
-        log.warning(
-            "%s: %d bytes are used, as it was formatted, of the %d it may use",
-            device.path,
-            made_bytes,
-            asked,
         )
 
 
 async def _format(device: ColdDevice, start: Scratch, new_uuid: bytes) -> Volume:
     engine = device.engine
     try:
-        usable = min(engine.size_bytes, device.size_bytes or engine.size_bytes)
-        geometry = choose_geometry(usable - usable % ALIGN_BYTES, device.segment_bytes)
+        geometry = choose_geometry(device.usable_bytes, device.segment_bytes)
     except ConfigError as error:
         raise ConfigError(f"{device.path}: {error}") from error
     fresh = Superblock(

@@ -102,12 +102,14 @@ async def test_device_smaller_than_it_was_is_refused() -> None:
         await rig.open()
 
 
-async def test_device_larger_than_it_was_is_used_as_it_was_made() -> None:
+async def test_device_larger_than_it_was_is_used_to_its_end() -> None:
     rig = await _rig_with_a_block()
     medium = rig.engines[0].medium + bytes(SEGMENT)
     rig.engines = [MemoryEngine(len(medium), medium=medium)]
     assert set((await rig.open()).blocks) == {1}
-    assert rig.tier.statistics()[0].segments == 16
+    assert rig.tier.statistics()[0].segments == 17
+    assert set((await rig.crash()).blocks) == {1}
+    assert rig.tier.statistics()[0].segments == 17
 
 
 @pytest.mark.parametrize("size", [4096, SEGMENTS_OFFSET + (4 << 20)])

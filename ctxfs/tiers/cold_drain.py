@@ -1,0 +1,223 @@
+"""Emptying a cold device while it is used: every block goes to the others, as it is stored.
+
+A block is read with its record headers, held against its checksums, written elsewhere, read again
+there, flushed, and only then dropped here. So a crash finds it in one place or in both, and where
+it is in both, recovery keeps one (docs/ondisk.md, "What counts").
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from ctxfs.core.meta import BlockMeta, Put
+from ctxfs.errors import BlockNotFound, CopyCorrupt, DeviceError, DeviceLost, TierFull
+from ctxfs.ondisk import record
+from ctxfs.ondisk.layout import ALIGN_BYTES
+from ctxfs.ondisk.record import Place
+from ctxfs.tiers.cold import ColdTier
+from ctxfs.tiers.cold_buffers import Scratch, checksum
+from ctxfs.tiers.cold_leaving import Leaving, LeavingState
+from ctxfs.tiers.cold_log import ColdLog
+from ctxfs.tiers.cold_parts import part_header_bytes, part_position, part_record_bytes
+
+BATCH_BYTES: Final = 32 << 20  # on their way at once, unless one block is longer
+BATCH_BLOCKS: Final = 64
+PUT_TRIES: Final = 4  # a device that failed thrice in a row is left alone, and another chosen
+
+_logger = logging.getLogger(__name__)
+
+# Evict blocks that take so many bytes from the cold tier, whichever device they are on; False
+# where none may go.
+MakeRoom = Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A block as its device holds it, without the headers of its records."""
+
+    meta: BlockMeta  # as it was written down with it
+    memory: Scratch
+    length_bytes: int
+    method: int
+    data_checksum: int
+
+
+class Drain:
+    """One device on its way out. How far it is stands in the log's `leaving`."""
+
+    def __init__(self, tier: ColdTier, source: ColdLog, make_room: MakeRoom) -> None:
+        assert source.leaving is not None
+        self._tier = tier
+        self._source = source
+        self._make_room = make_room
+        self._leaving: Leaving = source.leaving
+
+    async def run(self) -> None:
+        """Until the device is empty and let go, or it cannot go on; `leaving` says which."""
+        leaving, source = self._leaving, self._source
+        try:
+            await self._tier.wait_put()
+            while self._todo():
+                for segment in range(len(source.space.segments)):
+                    await self._empty(segment)
+            if leaving.unreadable:
+                why = f"{len(leaving.unreadable)} blocks on it cannot be read"
+                leaving.stop(LeavingState.UNREADABLE, why)
+            else:
+                await self._tier.retire(source)
+        except DeviceError as error:
+            leaving.stop(LeavingState.FAILED, str(error))
+        except TierFull as error:
+            leaving.stop(LeavingState.NEEDS_ROOM, str(error))
+        if leaving.state is LeavingState.DRAINED:
+            _logger.info("%s is drained, and not used any more", source.path)
+        else:
+            _logger.error("%s is not drained: %d blocks are left: %s",
+                          source.path, len(source.index), leaving.why)  # fmt: skip
+
+    def _todo(self) -> int:
+        """How many blocks are still to be moved."""
+        leaving = self._leaving
+        leaving.unreadable = {each for each in leaving.unreadable if each in self._source.index}
+        return len(self._source.index) - len(leaving.unreadable)
+
+    async def _empty(self, segment: int) -> None:
+        """Move the blocks that lie, or begin, in one segment."""
+        live = self._source.index.live_parts(self._source.space.segments[segment])
+        generations = dict.fromkeys(generation for generation, _ in live)
+        for batch in self._batches(list(generations)):
+            await self._move(batch)
+
+    def _batches(self, generations: list[int]) -> Iterator[list[int]]:
+        batch: list[int] = []
+        length = 0
+        for generation in generations:
+            if generation in self._leaving.unreadable:
+                continue
+            more = self._source.index.physical_bytes(generation)
+            if batch and (length + more > BATCH_BYTES or len(batch) == BATCH_BLOCKS):
+                yield batch
+                batch, length = [], 0
+            batch.append(generation)
+            length += more
+        if batch:
+            yield batch
+
+    async def _move(self, batch: list[int]) -> None:
+        """Copy a batch, flush the copies, and drop what is here."""
+        copied: dict[int, ColdLog] = {}
+        errors: list[DeviceError | TierFull] = []
+
+        async def copy(generation: int) -> None:
+            try:
+                target = await self._copy(generation)
+            except (DeviceError, TierFull) as error:
+                errors.append(error)
+            else:
+                if target is not None:
+                    copied[generation] = target
+
+        async with trio.open_nursery() as nursery:
+            for generation in batch:
+                nursery.start_soon(copy, generation)
+        for target in set(copied.values()):
+            await target.sync()
+        for generation, target in copied.items():
+            if generation in target.index and generation in self._source.index:
+                self._leaving.moved_blocks += 1
+                self._leaving.moved_bytes += self._source.index.physical_bytes(generation)
+                self._source.drop(generation, 0)
+        if errors:
+            raise errors[0]
+
+    async def _copy(self, generation: int) -> ColdLog | None:
+        """Have a block on another device as well; None where it went, or cannot be read."""
+        try:
+            stored = await self._read(generation)
+        except DeviceLost:
+            raise
+        except DeviceError as error:
+            if generation in self._source.index:
+                self._leaving.unreadable.add(generation)
+                _logger.error("%s: %s cannot be read, and stays: %s",
+                              self._source.path, self._name(generation), error)  # fmt: skip
+            return None
+        except BlockNotFound:
+            return None
+        target = await self._put(stored)
+        if target is not None:
+            await self._compare(stored, target)
+        return target
+
+    def _name(self, generation: int) -> str:
+        meta = self._tier.describe(generation)
+        return repr(meta.key) if meta is not None else f"generation {generation}"
+
+    async def _put(self, stored: _Stored) -> ColdLog | None:
+        """Raises TierFull where nothing may go for it, DeviceError where no device takes it."""
+        data = stored.memory.span(0, stored.length_bytes)
+        failures = 0
+        while True:
+            try:
+                return await self._tier.copy_away(self._source, stored.meta, data, stored.method)
+            except TierFull as error:
+                if not self._make_room(stored.length_bytes + 2 * ALIGN_BYTES):
+                    raise TierFull(
+                        "the other cold devices are full, and what is there may not go"
+                    ) from error
+            except DeviceError:
+                failures += 1
+                if failures == PUT_TRIES:
+                    raise
+
+    async def _compare(self, stored: _Stored, target: ColdLog) -> None:
+        """Read the copy, which may still go meanwhile. Raises DeviceError."""
+        generation = stored.meta.generation
+        back = Scratch(stored.memory.length_bytes)
+        span = back.span(0, stored.length_bytes)
+        try:
+            await target.reader.read(generation, span)
+            if await checksum(span) != stored.data_checksum:
+                raise CopyCorrupt(f"{target.path}: a block is not what was written")
+        except BlockNotFound:
+            return
+        except DeviceError:
+            target.drop(generation, 0)  # the one here stays
+            raise
+
+    async def _read(self, generation: int) -> _Stored:
+        """Raises BlockNotFound, DeviceError: CopyCorrupt where a checksum does not match."""
+        source = self._source
+        parts = source.index.parts(generation)
+        if not parts:
+            raise BlockNotFound(f"generation {generation} is not here")
+        method = source.index.method(generation)
+        memory = Scratch(sum(part_record_bytes(part) for part in parts))
+        end = 0
+        meta: BlockMeta | None = None
+        with source.reader.held(parts) as segments:
+            for part, segment in zip(parts, segments, strict=True):
+                length = part_record_bytes(part)
+                await source.reader.read_record(part, memory.span(end, length))
+                place = Place(source.salt, segment.sequence, part_position(part))
+                found = record.decode(memory.view[end : end + length], place)
+                if found is None:
+                    raise CopyCorrupt("a record's header has changed")
+                header, entries = found
+                start = part_header_bytes(part)
+                data = memory.span(end + start, length - start)
+                if await checksum(data) != header.data_checksum:
+                    raise CopyCorrupt("a record does not match its checksum")
+                for entry in entries:
+                    if isinstance(entry, Put) and (meta is None or meta.stamp < entry.meta.stamp):
+                        meta = entry.meta
+                # The data closes up to that of the part before.
+                memory.view[end : end + length - start] = memory.view[end + start : end + length]
+                end += length - start
+        if meta is None:
+            raise CopyCorrupt("its records do not say what they are")
+        whole = await checksum(memory.span(0, end))
+        return _Stored(meta, memory, end, method, whole)
