@@ -286,9 +286,12 @@ class ColdTier:
             for log in self._homes(generation):
                 await log.sync()
             return
-        await self._sync(self._logs)
+        errors = await self._sync(self._logs)
+        if errors:
+            raise errors[0]
 
-    async def _sync(self, logs: Sequence[ColdLog]) -> None:
+    async def _sync(self, logs: Sequence[ColdLog]) -> list[CtxfsError]:
+        """Flush them all; returns why some could not."""
         errors: list[CtxfsError] = []
 
         async def sync(log: ColdLog) -> None:
@@ -300,8 +303,7 @@ class ColdTier:
         async with trio.open_nursery() as nursery:
             for log in logs:
                 nursery.start_soon(sync, log)
-        if errors:
-            raise errors[0]
+        return errors
 
     # -- devices come and go
 
@@ -381,10 +383,13 @@ class ColdTier:
     async def retire(self, log: ColdLog) -> None:
         """Let go of a device on which no block lives: it is empty to whoever opens it next.
 
-        Directories are on all devices; first they are kept on the others. Raises DeviceError,
+        Directories are on all devices; first they are kept on another. Raises DeviceError,
         TierFull, and the device stays then.
         """
-        await self._sync([each for each in self._logs if each is not log])
+        others = [each for each in self._logs if each is not log]
+        errors = await self._sync(others)
+        if len(errors) == len(others):
+            raise errors[0]
         await log.retire(uuid.uuid4().bytes)
         assert log.leaving is not None
         log.leaving.state = LeavingState.DRAINED
