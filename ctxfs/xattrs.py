@@ -27,6 +27,11 @@ IDLE: Final = b"user.ctx.idle"
 CREATED: Final = b"user.ctx.created"
 STORY: Final = b"user.ctx.story"  # JSON of all the others; readable, not listed
 
+# Of the directory `.ctx`, written by root or the daemon's own user: PATH, or PATH:SIZE.
+DEVICE_ADD: Final = b"user.ctx.device.add"
+DEVICE_DRAIN: Final = b"user.ctx.device.drain"
+DEVICE_GROW: Final = b"user.ctx.device.grow"
+
 # Always there on a block, so that `getfattr -d` tells its story. What can be written is listed
 # where it is set: a program that copies attributes must not set what nobody asked for.
 BLOCK_LISTED: Final = (COPIES, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED)

@@ -380,7 +380,7 @@ class Pyfuse3Channel(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> None:
         with _answering():
-            steps = self._ops.setxattr(inode, name, value)
+            steps = self._ops.setxattr(inode, name, value, _caller(ctx))
             await self._timed("SETXATTR", inode, steps, is_patient=True)
 
     async def getxattr(

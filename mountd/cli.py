@@ -18,6 +18,7 @@ from ctxfs.errors import ConfigError, CtxfsError
 from ctxfs.units import format_size
 from mountd import background, channels, check, child, logs, parent, replace, statedir, systemd
 from mountd.options import parse_options
+from mountd.values import split_device
 
 NAME = "ctx-mountd"
 
@@ -294,11 +295,9 @@ def _overrides(arguments: argparse.Namespace) -> Iterator[Override]:
 
 
 def _device(text: str) -> dict[str, Any]:
-    """One `--cold PATH[:SIZE]`. A path that exists may contain a colon; so may a directory."""
-    path, colon, size = text.rpartition(":")
-    if not colon or "/" in size or os.path.exists(text):
-        return {"path": _absolute(text)}
-    return {"path": _absolute(path), "size": size}
+    """One `--cold PATH[:SIZE]`."""
+    path, size = split_device(text)
+    return {"path": _absolute(path)} | ({"size": size} if size is not None else {})
 
 
 def _absolute(text: str) -> str:

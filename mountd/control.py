@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import trio
 
+from ctxfs.errors import NotPermitted
 from ctxfs.store.events import Events
 
 DIRECTORY_NAME = b".ctx"
@@ -17,6 +19,7 @@ DIRECTORY_INODE = 2
 EVENTS_WAIT_S = 1.0
 
 Reader = Callable[[int, int], Awaitable[bytes]]
+Command = Callable[[bytes], Awaitable[None]]  # what is done when an attribute of `.ctx` is set
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,14 @@ class ControlFile:
 class ControlDirectory:
     """The files of `.ctx`, by name and by inode."""
 
-    def __init__(self, events: Events, texts: dict[bytes, Callable[[], bytes]]) -> None:
+    def __init__(
+        self,
+        events: Events,
+        texts: dict[bytes, Callable[[], bytes]],
+        commands: Mapping[bytes, Command],
+    ) -> None:
         self._events = events
+        self._commands = commands
         files = [
             ControlFile(name, 0, stat.S_IFREG | 0o444, _snapshot(make))
             for name, make in texts.items()
@@ -52,6 +61,18 @@ class ControlDirectory:
     def has(self, inode: int) -> bool:
         """Whether an inode is the directory or one of its files."""
         return inode == DIRECTORY_INODE or inode in self.by_inode
+
+    async def set_attribute(self, inode: int, name: bytes, value: bytes, uid: int) -> None:
+        """Do what setting this attribute asks for: of the directory, by root or our own user.
+
+        Raises NotPermitted, and what the command raises.
+        """
+        command = self._commands.get(name) if inode == DIRECTORY_INODE else None
+        if command is None:
+            raise NotPermitted(".ctx belongs to the daemon")
+        if uid not in (0, os.getuid()):
+            raise NotPermitted(f"{os.fsdecode(name)} is for root and the daemon's own user")
+        await command(value)
 
     def _follow(self) -> Reader:
         """Return a reader of the stream: what is remembered first, then what comes."""

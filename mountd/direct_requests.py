@@ -340,7 +340,7 @@ class Translator:
         value = bytes(body.value)
         if body.flags:
             self._check_presence(header.node, body.name, body.flags)
-        await self._ops.setxattr(header.node, body.name, value)
+        await self._ops.setxattr(header.node, body.name, value, _caller(header))
         return DONE
 
     def _check_presence(self, node: int, name: bytes, flags: int) -> None:

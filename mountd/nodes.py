@@ -122,7 +122,7 @@ class Nodes:
     def control_attr(self, inode: int) -> Attr:
         """Return what stat shows of `.ctx` or of a file there."""
         file = self._control.by_inode.get(inode)
-        mode = file.mode if file is not None else stat.S_IFDIR | 0o555
+        mode = file.mode if file is not None else stat.S_IFDIR | 0o755
         now_ns = self._catalog.clock().wall_ns
         uid, gid = os.getuid(), os.getgid()
         links = 1 if file is not None else 2

@@ -472,9 +472,12 @@ class Operations:
             return []
         return self._attributes.names(self.nodes.node(inode))
 
-    async def setxattr(self, inode: int, name: bytes, value: bytes) -> None:
+    async def setxattr(self, inode: int, name: bytes, value: bytes, caller: Caller) -> None:
         """Set an attribute; moves are done when this returns."""
-        node = self._attributed(inode)
+        if self._control.has(inode):
+            await self._control.set_attribute(inode, name, value, caller.uid)
+            return
+        node = self.nodes.node(inode)
         try:
             await self._attributes.set(node, name, value)
         except BadValue as error:

@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,18 +24,18 @@ from ctxfs.config import Config, reread
 from ctxfs.core.meta import BlockMeta, DirectoryMeta
 from ctxfs.core.times import Now
 from ctxfs.device import shm
-from ctxfs.device.blockfile import OpenedDevice, open_engine
 from ctxfs.device.memory import give_back
 from ctxfs.errors import ConfigError, CtxfsError
 from ctxfs.store.attributes import Attributes
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.coding import Coding, CodingSettings
 from ctxfs.store.counters import Counters
+from ctxfs.store.draining import Draining
 from ctxfs.store.events import Events
 from ctxfs.store.mover import Mover, MoverLimits
 from ctxfs.store.recovery import recover
 from ctxfs.store.store import Store
-from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
+from ctxfs.tiers.cold import ColdTier, Recovered
 from ctxfs.tiers.hot import HotTier
 from ctxfs.tiers.warm import WarmTier
 from mountd import channels, device_fuse, logs, mounts, systemd, watchdog
@@ -44,6 +44,8 @@ from mountd.channels import ChosenChannel
 from mountd.check import memory_bytes
 from mountd.control import ControlDirectory
 from mountd.deadlines import Deadlines
+from mountd.device_control import DeviceControl
+from mountd.devices import Devices
 from mountd.keyring import key_ring
 from mountd.operations import Operations
 from mountd.options import may_allow_other
@@ -54,6 +56,7 @@ log = logging.getLogger(__name__)
 
 SECOND_NS = 1_000_000_000
 SPARE_DESCRIPTORS = 256
+MISSING_NUMBERS = 1 << 40  # more than a device has that is not here, and others do not know of
 SETTLE_S = 5.0  # at the end: how long sealing what was closed may take
 
 
@@ -111,6 +114,8 @@ async def _serve(config: Config, ready: Callable[[], None], fuse_fd: int | None)
                     gc.freeze()  # what was found stays: no use looking there for garbage
                     give_back()  # columns of all that was found, and what they were read from
                     nursery.start_soon(watchdog.watched, _on_stall(fuse_fd))
+                    daemon.devices.say_what_is_missing()
+                    daemon.devices.remember()
                     ready()
             with trio.CancelScope(shield=True):
                 await daemon.finish()
@@ -220,8 +225,9 @@ class Daemon:
         self,
         config: Config,
         catalog: Catalog,
-        devices: Sequence[OpenedDevice],
+        devices: Devices,
         session: Session | None,
+        services: trio.Nursery,
     ) -> None:
         self.config = config
         self.hot = catalog.hot
@@ -238,13 +244,17 @@ class Daemon:
             trouble_is_error=config.defaults.on_trouble == "error",
         )
         self.alertness = Alertness(wanted=config.mount.quick_wakeups)
+        draining = Draining(catalog, self.mover)
+        assert config.mount.path is not None
+        self.device_control = DeviceControl(catalog, draining, devices, services, config.mount.path)
         statistics = Statistics(
             catalog,
             mount=str(config.mount.path),
             state=str(config.state),
             channel=self.channel,
             deadlines=self.deadlines,
-            why_not_uring={str(d.path): d.why_not_uring for d in devices if d.why_not_uring},
+            devices=devices,
+            device_work=self.device_control.as_list,
         )
         control = ControlDirectory(
             catalog.events,
@@ -254,6 +264,7 @@ class Daemon:
                 b"config": lambda: self.config.as_toml().encode(),
                 b"peers": lambda: b"[]\n",
             },
+            self.device_control.commands,
         )
         self.attributes = Attributes(self.store, bytes_max=config.limits.attributes_bytes_max)
         self.operations = Operations(
@@ -300,6 +311,7 @@ class Daemon:
             await self.store.sealing.wait_settled()
         if self.cold is None:
             return
+        await self.device_control.stop()
         with trio.move_on_after(self.config.limits.drain_ns / SECOND_NS) as scope:
             left = await self.store.upkeep.drain()
             if left:
@@ -315,8 +327,7 @@ class Daemon:
         """Let go of files; services have ended."""
         self.coding.close()
         self.hot.close()
-        for device in self.devices:
-            device.close()
+        self.devices.close_all()
 
 
 def coding_settings(config: Config) -> CodingSettings:
@@ -357,7 +368,7 @@ async def _assemble(
         is_alone=room.mounted,
     )
     events = Events(config.limits.events_kept)
-    devices: list[OpenedDevice] = []
+    devices = Devices(services, config.state)
     catalog: Catalog | None = None
 
     def describe(generation: int) -> BlockMeta | None:
@@ -369,29 +380,25 @@ async def _assemble(
     cold: ColdTier | None = None
     found: Recovered | None = None
     if config.cold:
-        cold_devices = []
-        for each in config.cold:
-            opened = await open_engine(each.path, each.size_bytes, engine=each.engine)
-            devices.append(opened)
-            await services.start(opened.run)
-            if opened.why_not_uring is not None:
-                log.warning("%s: no io_uring (%s); reads and writes use threads",
-                            each.path, opened.why_not_uring)  # fmt: skip
-            cold_devices.append(
-                ColdDevice(str(each.path), opened.engine, each.format, size_bytes=each.size_bytes)
-            )
         cold = await ColdTier.open(
-            cold_devices, describe=describe, describe_directory=describe_directory
+            [await devices.open(each) for each in config.cold],
+            describe=describe,
+            describe_directory=describe_directory,
         )
         found = await cold.recover()
     catalog = Catalog(clock, hot, cold, events, Counters(), warm)
     catalog.default_ttl_ns = config.defaults.ttl_ns or 0
-    daemon = Daemon(config, catalog, devices, session)
+    daemon = Daemon(config, catalog, devices, session, services)
     report = recover(catalog, found, _keep_open(catalog, session))
     log.info(
         "found %d blocks (%d hot, %d warm, %d cold) and %d directories; %d unsealed were dropped",
         report.blocks, report.hot, report.warm, report.cold, report.directories, report.unsealed,
     )  # fmt: skip
+    if devices.look_for_missing():
+        # Numbers that are on a device which comes back later must not have been used again: what
+        # was written meanwhile is the newer.
+        catalog.next_generation += MISSING_NUMBERS
+        catalog.next_stamp += MISSING_NUMBERS
     _prepare_root(catalog, config)
     if cold is not None:
         await services.start(_run_cold, cold)

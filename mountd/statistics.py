@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ctxfs
@@ -16,6 +16,7 @@ from ctxfs.tiers.cold import ColdStatistics
 from mountd import child
 from mountd.channels import ChosenChannel
 from mountd.deadlines import Deadlines
+from mountd.devices import Devices
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -31,10 +32,12 @@ class Statistics:
         state: str,
         channel: ChosenChannel,
         deadlines: Deadlines,
-        why_not_uring: Mapping[str, str],
+        devices: Devices,
+        device_work: Callable[[], list[dict[str, Any]]],
     ) -> None:
         self._catalog = catalog
-        self._why_not_uring = why_not_uring  # by path of the device
+        self._devices = devices
+        self._device_work = device_work
         self._facts = {"mount": mount, "state_dir": state}
         self._channel = channel
         self._deadlines = deadlines
@@ -94,22 +97,24 @@ class Statistics:
                 "blocks": len(catalog.warm_order),
             }
         if catalog.cold is not None:
-            devices = [self._device(device) for device in catalog.cold.statistics()]
+            why = self._devices.why_not_uring
+            devices = [self._device(device, why) for device in catalog.cold.statistics()]
             tiers["cold"] = {
                 "capacity_bytes": sum(d["capacity_bytes"] for d in devices),
                 "live_bytes": sum(d["live_bytes"] for d in devices),
                 "used_bytes": sum(d["live_bytes"] for d in devices),
                 "blocks": len(catalog.cold_order),
                 "devices": devices,
+                "device_work": self._device_work(),
             }
         return tiers
 
-    def _device(self, device: ColdStatistics) -> dict[str, Any]:
+    def _device(self, device: ColdStatistics, why: Mapping[str, str]) -> dict[str, Any]:
         facts = dataclasses.asdict(device)
         facts["segments_free"] = facts.pop("free_segments")
         put = device.put_bytes
         facts["written_per_put_byte"] = round(device.written_bytes / put, 3) if put else None
-        return facts | {"engine_why": self._why_not_uring.get(device.path)}
+        return facts | {"engine_why": why.get(device.path)}
 
     def as_json(self) -> bytes:
         """Return `.ctx/stats`."""

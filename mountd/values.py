@@ -11,6 +11,14 @@ NAME_BYTES_MAX = 255
 SPARE_FILES = 1 << 32  # files are bounded by bytes alone
 
 
+def split_device(text: str) -> tuple[str, str | None]:
+    """PATH[:SIZE] in two. A path that exists may contain a colon; so may a directory."""
+    path, colon, size = text.rpartition(":")
+    if not colon or "/" in size or os.path.exists(text):
+        return text, None
+    return path, size
+
+
 class Caller(NamedTuple):
     """Who asks."""
 

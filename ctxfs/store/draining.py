@@ -34,15 +34,19 @@ class Draining:
         now_ns = self._catalog.clock().boot_ns
 
         def may_go(block: Block) -> bool:
-            if block.opens or self._mover.is_moving(block):
+            if block.opens or self._mover.is_moving(block) or self._is_wanted(block):
                 return False
-            if block.placement is Placement.COLD:
-                return False
-            return self._mover.may_evict(block, now_ns)
+            return self._mover.evictor.may_evict(block, now_ns)
 
         order = self._catalog.cold_order.leaving()
         victims = choose(order, need_bytes, self._catalog.cold_bytes, may_go)
         for block in victims:
             if not block.is_gone:  # it may have gone together with another
-                self._mover.evict(block)
+                self._mover.evictor.evict(block)
         return bool(victims)
+
+    def _is_wanted(self, block: Block) -> bool:
+        """Whether the user has placed here what would go with this block."""
+        root = self._catalog.names.together_root(block)
+        going = [block] if root is None else self._catalog.names.blocks_beneath(root)
+        return any(each.placement is Placement.COLD for each in going)

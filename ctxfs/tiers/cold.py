@@ -84,6 +84,7 @@ class ColdTier:
         self._describe = describe
         self._putting: dict[int, _Putting] = {}
         self._drained: dict[str, ColdStatistics] = {}  # by path: devices that went, as they were
+        self._drained_written_bytes = 0
         self._tending: trio.Nursery | None = None
 
     @classmethod
@@ -395,6 +396,7 @@ class ColdTier:
         log.leaving.state = LeavingState.DRAINED
         self._logs.remove(log)
         self._drained[log.path] = log.statistics()
+        self._drained_written_bytes += log.written_bytes
 
     async def grow_device(self, path: str, size_bytes: int) -> bool:
         """Use more of a device, whose engine reaches that far; False where that is too little for
@@ -417,8 +419,7 @@ class ColdTier:
     @property
     def written_bytes(self) -> int:
         """All that was written to devices since start: blocks, notes, what was carried over."""
-        gone = sum(each.written_bytes for each in self._drained.values())
-        return gone + sum(log.written_bytes for log in self._logs)
+        return self._drained_written_bytes + sum(log.written_bytes for log in self._logs)
 
     @property
     def has_pending_notes(self) -> bool:

@@ -53,11 +53,11 @@ class Drain:
         self._tier = tier
         self._source = source
         self._make_room = make_room
-        self._leaving: Leaving = source.leaving
+        self.leaving: Leaving = source.leaving
 
     async def run(self) -> None:
         """Until the device is empty and let go, or it cannot go on; `leaving` says which."""
-        leaving, source = self._leaving, self._source
+        leaving, source = self.leaving, self._source
         try:
             await self._tier.wait_put()
             while self._todo():
@@ -80,7 +80,7 @@ class Drain:
 
     def _todo(self) -> int:
         """How many blocks are still to be moved."""
-        leaving = self._leaving
+        leaving = self.leaving
         leaving.unreadable = {each for each in leaving.unreadable if each in self._source.index}
         return len(self._source.index) - len(leaving.unreadable)
 
@@ -95,7 +95,7 @@ class Drain:
         batch: list[int] = []
         length = 0
         for generation in generations:
-            if generation in self._leaving.unreadable:
+            if generation in self.leaving.unreadable:
                 continue
             more = self._source.index.physical_bytes(generation)
             if batch and (length + more > BATCH_BYTES or len(batch) == BATCH_BLOCKS):
@@ -127,8 +127,8 @@ class Drain:
             await target.sync()
         for generation, target in copied.items():
             if generation in target.index and generation in self._source.index:
-                self._leaving.moved_blocks += 1
-                self._leaving.moved_bytes += self._source.index.physical_bytes(generation)
+                self.leaving.moved_blocks += 1
+                self.leaving.moved_bytes += self._source.index.physical_bytes(generation)
                 self._source.drop(generation, 0)
         if errors:
             raise errors[0]
@@ -141,7 +141,7 @@ class Drain:
             raise
         except DeviceError as error:
             if generation in self._source.index:
-                self._leaving.unreadable.add(generation)
+                self.leaving.unreadable.add(generation)
                 _logger.error("%s: %s cannot be read, and stays: %s",
                               self._source.path, self._name(generation), error)  # fmt: skip
             return None

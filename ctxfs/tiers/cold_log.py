@@ -308,7 +308,7 @@ class ColdLog:
     def statistics(self) -> ColdStatistics:
         engine = self._engine.statistics()
         lost, leaving = self.health.lost, self.leaving
-        live_bytes = 0 if lost else self.space.live_bytes
+        live_bytes = 0 if lost or self.retired else self.space.live_bytes
         # What takes no new blocks has no more room than what is on it.
         capacity_bytes = self.space.capacity_bytes if leaving is None else live_bytes
         left_bytes = self.space.live_bytes if len(self.index) else 0

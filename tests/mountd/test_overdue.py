@@ -85,7 +85,7 @@ async def rig(*, trouble_is_error: bool = True) -> AsyncIterator[Rig]:
                 store.catalog, deadline_s=DEADLINE_S, trouble_is_error=trouble_is_error
             )
             await nursery.start(deadlines.run)
-            control = ControlDirectory(Events(10), {})
+            control = ControlDirectory(Events(10), {}, {})
             operations = Operations(
                 store,
                 Attributes(store, bytes_max=1 << 16),
