@@ -10,6 +10,7 @@ import ctxfs
 
 from . import (
     completion,
+    device,
     df,
     doctor,
     events,
@@ -33,7 +34,7 @@ from ._common import INTERRUPTED, OK, PIPE_CLOSED, USAGE, ToolError
 COMMANDS = (
     ls, stat, df, top, events,
     tier, ttl, pin, unpin, prefetch, rm,
-    verify, doctor,
+    verify, device, doctor,
     mount, umount, completion,
 )  # fmt: skip
 

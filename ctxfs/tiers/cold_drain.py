@@ -64,7 +64,7 @@ class Drain:
                 for segment in range(len(source.space.segments)):
                     await self._empty(segment)
             if leaving.unreadable:
-                why = f"{len(leaving.unreadable)} blocks on it cannot be read"
+                why = f"{len(leaving.unreadable)} of its blocks cannot be read"
                 leaving.stop(LeavingState.UNREADABLE, why)
             else:
                 await self._tier.retire(source)

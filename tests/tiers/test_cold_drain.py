@@ -190,7 +190,7 @@ async def test_what_cannot_be_read_is_told_and_stays_counted() -> None:
     assert (leaving.state, leaving.unreadable) == (LeavingState.UNREADABLE, {bad})
     told = rig.tier.statistics()[0]
     assert (told.state, told.left_blocks, told.unreadable_blocks) == ("unreadable", 1, 1)
-    assert told.why == "1 blocks on it cannot be read"
+    assert told.why == "1 of its blocks cannot be read"
     assert homes(rig, bad) == ["memory0"]
     rig.drop(bad)  # what its store does when it finds out
     assert (await drain(rig)).state is LeavingState.DRAINED

@@ -3,6 +3,8 @@
 import contextlib
 
 import pytest
+import trio
+import trio.testing
 
 from ctxfs.errors import ConfigError, DeviceError, ForeignSignature, HoldsBlocks, TierFull
 from ctxfs.ondisk import superblock
@@ -243,3 +245,31 @@ async def test_power_loss_at_any_request_of_adding_loses_nothing(seed: int) -> N
         await check_all(rig)
         requests += 1
     assert requests > 8
+
+
+# -- several at once
+
+
+async def test_readers_of_one_device_do_not_wait_for_another_that_stands_still() -> None:
+    rig = Rig(engine(32), engine(32, seed=1))
+    await rig.open()
+    for _ in range(8):
+        await rig.put(60_000)
+    held: dict[str, list[int]] = {"memory0": [], "memory1": []}
+    for generation in rig.blocks:
+        held[homes(rig, generation)[0]].append(generation)
+    assert all(held.values())
+    gate = rig.engines[0].gate = trio.Event()
+    done: list[int] = []
+
+    async def read(generation: int) -> None:
+        await rig.check(generation)
+        done.append(generation)
+
+    async with trio.open_nursery() as nursery:
+        for generation in rig.blocks:
+            nursery.start_soon(read, generation)
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(done) == held["memory1"]
+        gate.set()
+    assert sorted(done) == sorted(rig.blocks)
