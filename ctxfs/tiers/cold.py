@@ -354,6 +354,11 @@ class ColdTier:
         """Blocks may go to this device again. Raises NoSuchDevice."""
         self.log_at(path).leaving = None
 
+    def could_take(self, length_bytes: int) -> bool:
+        """Whether any device that takes blocks is so large, however full it is."""
+        logs = [log for log in self._logs if log.health.is_writable and log.leaving is None]
+        return any(log.space.capacity_bytes >= length_bytes for log in logs)
+
     async def wait_put(self) -> None:
         """Return when no put is on its way that was at the time of the call."""
         for putting in list(self._putting.values()):
@@ -376,9 +381,6 @@ class ColdTier:
             await self._putting[generation].done.wait()
         if generation not in source.index:
             return None
-        for log in self._homes(generation):
-            if log is not source:
-                return log  # from a drain that was ended
         return await self._put(self.describe(generation) or stored, data, method)
 
     async def retire(self, log: ColdLog) -> None:

@@ -120,11 +120,16 @@ class Drain:
                 if target is not None:
                     copied[generation] = target
 
-        async with trio.open_nursery() as nursery:
-            for generation in batch:
-                nursery.start_soon(copy, generation)
-        for target in set(copied.values()):
-            await target.sync()
+        try:
+            async with trio.open_nursery() as nursery:
+                for generation in batch:
+                    nursery.start_soon(copy, generation)
+            for target in set(copied.values()):
+                await target.sync()
+        except BaseException:
+            for generation, target in copied.items():
+                target.drop(generation, 0)  # the one here stays
+            raise
         for generation, target in copied.items():
             if generation in target.index and generation in self._source.index:
                 self.leaving.moved_blocks += 1
@@ -164,7 +169,12 @@ class Drain:
             try:
                 return await self._tier.copy_away(self._source, stored.meta, data, stored.method)
             except TierFull as error:
-                if not self._make_room(stored.length_bytes + 2 * ALIGN_BYTES):
+                need_bytes = stored.length_bytes + 2 * ALIGN_BYTES
+                if not self._tier.could_take(need_bytes):
+                    raise TierFull(
+                        f"no other cold device can ever take a block of {stored.meta.size} bytes"
+                    ) from error
+                if not self._make_room(need_bytes):
                     raise TierFull(
                         "the other cold devices are full, and what is there may not go"
                     ) from error
@@ -184,7 +194,7 @@ class Drain:
                 raise CopyCorrupt(f"{target.path}: a block is not what was written")
         except BlockNotFound:
             return
-        except DeviceError:
+        except BaseException:
             target.drop(generation, 0)  # the one here stays
             raise
 

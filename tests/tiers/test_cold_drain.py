@@ -177,6 +177,48 @@ async def test_drain_stops_where_nothing_may_go_and_goes_on_when_there_is_room()
     assert (await rig.crash()).blocks == known
 
 
+async def test_nobody_is_evicted_for_a_block_that_no_other_device_could_take() -> None:
+    rig = Rig(engine(64))
+    await rig.open()
+    await rig.put(30 * SEGMENT)
+    await add(rig, engine(16, seed=1))
+    asked: list[int] = []
+    leaving = await drain(rig, make_room=lambda need: not asked.append(need))  # type: ignore[func-returns-value]
+    assert (leaving.state, asked) == (LeavingState.NEEDS_ROOM, [])
+    assert leaving.why is not None
+    assert "can ever take" in leaving.why
+    await check_all(rig)
+
+
+async def test_target_that_cannot_flush_leaves_every_block_in_one_place() -> None:
+    rig = await _two()
+    rig.engines[1].fail_sync = lambda offset: True
+    assert (await drain(rig)).state is LeavingState.FAILED
+    await check_all(rig)
+    rig.engines[1].fail_sync = lambda offset: False
+    assert (await drain(rig)).state is LeavingState.DRAINED
+    await check_all(rig)
+
+
+@pytest.mark.parametrize("turns", range(0, 60, 2))
+async def test_drain_that_is_ended_at_any_moment_leaves_every_block_in_one_place(
+    turns: int,
+) -> None:
+    rig = await _two()
+    known = dict(rig.blocks)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drain, rig)
+        for _ in range(turns):
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    await check_all(rig)
+    if len(rig.tier._logs) == 2:
+        rig.tier.end_drain("memory0")
+    rig.check_accounts()
+    assert (await rig.restart()).blocks == known
+    await check_all(rig)
+
+
 async def test_what_cannot_be_read_is_told_and_stays_counted() -> None:
     rig = await _two()
     on_first = [

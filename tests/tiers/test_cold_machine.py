@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ctxfs.core.meta import BlockMeta
-from ctxfs.errors import DeviceError, TierFull
+from ctxfs.errors import DeviceError, NoSuchDevice, TierFull
 from ctxfs.tiers.cold import TablePolicy
+from tests.tiers.cold_devices import add, drain, homes
 from tests.tiers.cold_rig import OFTEN, SEGMENT, Rig, engine, meta
 
 _SIZES = st.one_of(
@@ -223,6 +224,70 @@ class ColdMachine(RuleBasedStateMachine):
             self.put_several_at_once(sizes)
         self.crash()
 
+    @rule(
+        device=st.integers(0, 2),
+        sizes=st.lists(st.integers(0, 30_000), max_size=6),
+        ended=st.booleans(),
+    )
+    def drain_in_use(self, device: int, sizes: list[int], ended: bool) -> None:
+        """Into the others, while blocks come, go and change; until it stops, or is ended."""
+        end: Callable[[], object] = lambda: None  # noqa: E731
+        blocks = [meta(self.rig.next_number(), self.rig.next_stamp(), size) for size in sizes]
+
+        async def put(block: BlockMeta) -> None:
+            with contextlib.suppress(TierFull, DeviceError):
+                await self._put(block)
+
+        async def empty() -> None:
+            with trio.CancelScope() as scope:
+                nonlocal end
+                end = scope.cancel
+                with contextlib.suppress(TierFull, DeviceError, NoSuchDevice):
+                    await drain(self.rig, f"memory{device}")
+            if scope.cancelled_caught:
+                with contextlib.suppress(NoSuchDevice):
+                    self.rig.tier.end_drain(f"memory{device}")
+
+        async def use() -> None:
+            for _ in range(5):
+                for _ in range(self.random.randrange(10)):
+                    await trio.lowlevel.checkpoint()
+                if self.rig.blocks:
+                    self.random.choice([self.drop, lambda: self.change(7)])()
+            if ended:
+                end()
+
+        async def all_of_it() -> None:
+            async with trio.open_nursery() as nursery:
+                for block in blocks:
+                    nursery.start_soon(put, block)
+                nursery.start_soon(empty)
+                nursery.start_soon(use)
+
+        self.run(all_of_it)
+
+    @rule(device=st.integers(0, 2), requests=st.integers(0, 40))
+    def lose_power_while_draining(self, device: int, requests: int) -> None:
+        self.sync()
+        for each in self.rig.engines:
+            each.requests_left = requests
+        self.drain_in_use(device, [], False)
+        self.crash()
+
+    @precondition(lambda self: len(self.rig.engines) < 3)
+    @rule(seed=st.integers(0, 2**32 - 1))
+    def add_device(self, seed: int) -> None:
+        self.run(add, self.rig, engine(10, seed=seed))
+
+    @rule(device=st.integers(0, 2), segments=st.integers(0, 3))
+    def grow(self, device: int, segments: int) -> None:
+        if device >= len(self.rig.engines):
+            return
+        grown = self.rig.engines[device]
+        grown.grow(grown.size_bytes + segments * SEGMENT)
+        with contextlib.suppress(DeviceError, NoSuchDevice):
+            self.run(self.rig.tier.grow_device, f"memory{device}", grown.size_bytes)
+
     @rule()
     def restart(self) -> None:
         self.work_again()
@@ -248,6 +313,12 @@ class ColdMachine(RuleBasedStateMachine):
     def accounts_are_right(self) -> None:
         if hasattr(self, "rig"):
             self.rig.check_accounts()
+
+    @invariant()
+    def no_block_is_twice(self) -> None:
+        if hasattr(self, "rig"):
+            for generation in self.rig.blocks:
+                assert len(homes(self.rig, generation)) == 1
 
     @invariant()
     def some_block_reads_right(self) -> None:
