@@ -386,10 +386,15 @@ class ColdTier:
     async def retire(self, log: ColdLog) -> None:
         """Let go of a device on which no block lives: it is empty to whoever opens it next.
 
-        Directories are on all devices; first they are kept on another. Raises DeviceError,
-        TierFull, and the device stays then.
+        Its directories are kept on the others first: that they were noted there as well may not
+        have outlived a crash. Raises DeviceError, TierFull, and the device stays then.
         """
         others = [each for each in self._logs if each is not log]
+        for inode in log.index.directories:
+            directory = self._describe.directory(inode)
+            if directory is not None:
+                for other in others:
+                    other.note(MakeDirectory(directory))
         errors = await self._sync(others)
         if len(errors) == len(others):
             raise errors[0]

@@ -45,6 +45,18 @@ async def test_drained_device_has_nothing_and_the_others_have_all() -> None:
     rig.check_accounts()
 
 
+async def test_directory_that_only_the_drained_device_knew_of_is_kept() -> None:
+    rig = await _two()
+    rig.engines[1].requests_left = 0
+    inode = rig.make_directory()
+    with pytest.raises(DeviceLost):
+        await rig.tier.sync()
+    assert inode in {each.inode for each in (await rig.crash()).directories}
+    assert (await drain(rig)).state is LeavingState.DRAINED
+    rig.engines = rig.engines[1:]
+    assert inode in {each.inode for each in (await rig.crash()).directories}
+
+
 async def test_drained_device_is_empty_to_whoever_opens_it_next() -> None:
     rig = await _two()
     await drain(rig)
