@@ -14,7 +14,6 @@ from typing import Any
 import trio
 
 from ctxfs import xattrs
-from ctxfs.core.block import Directory
 from ctxfs.core.meta import DirectoryMeta
 from ctxfs.errors import BadValue, ConfigError, CtxfsError, DeviceBusy, NoSuchDevice
 from ctxfs.settings import ColdConfig
@@ -156,25 +155,30 @@ class DeviceControl:
 
     def _add(self, wanted: _Wanted) -> Work:
         cold, path = self._cold, wanted.path
+        config = ColdConfig(path=Path(wanted.known or path), size_bytes=wanted.size_bytes)
         if wanted.known is not None and self._leaves(wanted.known):
-            return partial(self._keep, wanted.known)
+            return partial(self._keep, config, cold)
         if wanted.known is not None or self._is_worked_on(path):
             raise DeviceBusy(f"{path} is a device of this cold tier already")
-        config = ColdConfig(path=Path(path), size_bytes=wanted.size_bytes)
         return partial(self._take, config, cold)
 
     def _leaves(self, path: str) -> bool:
         devices = {each.path: each for each in self._cold.statistics()}
         return path in devices and devices[path].left_blocks is not None
 
-    async def _keep(self, path: str) -> None:
+    async def _keep(self, config: ColdConfig, cold: ColdTier) -> None:
         """End its drain: blocks that have left stay where they are."""
+        path = str(config.path)
         for job in [each for each in self._running if each.what == "drain"]:
             if job.path == path:
                 job.scope.cancel()
                 await job.ended.wait()
-        self._cold.end_drain(path)  # refused where it was drained meanwhile
-        log.info("cold device %s: its drain is ended, and it takes blocks again", path)
+        try:
+            cold.end_drain(path)
+        except NoSuchDevice:  # it was drained meanwhile
+            await self._take(config, cold)
+        else:
+            log.info("cold device %s: its drain is ended, and it takes blocks again", path)
 
     async def _take(self, config: ColdConfig, cold: ColdTier) -> None:
         path = str(config.path)
@@ -193,9 +197,8 @@ class DeviceControl:
         )
 
     def _directories(self) -> list[DirectoryMeta]:
-        names = self._catalog.names
-        found = [node for node in names.by_inode.values() if isinstance(node, Directory)]
-        metas = [self._catalog.describe_directory(node.inode) for node in found]
+        inodes = self._catalog.names.by_inode.directories
+        metas = [self._catalog.describe_directory(inode) for inode in inodes]
         return [meta for meta in metas if meta is not None]
 
     # -- drain

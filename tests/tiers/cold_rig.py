@@ -167,7 +167,7 @@ class Rig:
         try:
             await self.tier.put(block, memory.span(0, length), method=3 if encoded else 0)
         except BaseException:
-            del self.blocks[block.generation]
+            self.blocks.pop(block.generation, None)  # it may have been dropped meanwhile
             raise
 
     async def get(self, generation: int, size: int) -> bytes:

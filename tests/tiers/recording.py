@@ -133,6 +133,12 @@ class RecordingEngine:
             inflight=0,
         )
 
+    def grow(self, size_bytes: int) -> None:
+        more = bytes(size_bytes - self.size_bytes)
+        self.image += more
+        self._trace.bases[self._device] += more
+        self.size_bytes = size_bytes
+
     def close(self) -> None:
         return
 
