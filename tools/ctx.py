@@ -12,7 +12,9 @@ from . import (
     completion,
     df,
     doctor,
+    dump,
     events,
+    fsck,
     ls,
     mount,
     pin,
@@ -33,7 +35,7 @@ from ._common import INTERRUPTED, OK, PIPE_CLOSED, USAGE, ToolError
 COMMANDS = (
     ls, stat, df, top, events,
     tier, ttl, pin, unpin, prefetch, rm,
-    verify, doctor,
+    verify, doctor, fsck, dump,
     mount, umount, completion,
 )  # fmt: skip
 
