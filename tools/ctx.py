@@ -13,7 +13,9 @@ from . import (
     device,
     df,
     doctor,
+    dump,
     events,
+    fsck,
     ls,
     mount,
     pin,
@@ -34,7 +36,7 @@ from ._common import INTERRUPTED, OK, PIPE_CLOSED, USAGE, ToolError
 COMMANDS = (
     ls, stat, df, top, events,
     tier, ttl, pin, unpin, prefetch, rm,
-    verify, device, doctor,
+    verify, device, doctor, fsck, dump,
     mount, umount, completion,
 )  # fmt: skip
 

@@ -243,6 +243,30 @@ def _checked(column: Column | None, kind: str, rows: int) -> Column:
     return column
 
 
+def describe(data: Bytes) -> list[dict[str, Any]]:
+    """What columns there are, for people: name, type, rows, bytes, and whether one row is all.
+
+    Raises ValueError where the bytes contradict themselves.
+    """
+    view = memoryview(data)
+    lengths = {name: len(column) for name, column in _decode_columns(view).items()}
+    count, _ = _COUNT.unpack_from(view)
+    rows: list[dict[str, Any]] = []
+    for number in range(count):
+        head = _COLUMN.unpack_from(view, _COUNT.size + number * _COLUMN.size)
+        name, kind = (each.rstrip(b"\0").decode("ascii", "replace") for each in head[:2])
+        rows.append(
+            {
+                "name": name,
+                "type": kind if head[3] == 1 else f"{kind}*{head[3]}",
+                "rows": lengths[name],
+                "bytes": head[-1],
+                "constant": head[2] == _CONSTANT,
+            }
+        )
+    return rows
+
+
 def _decode_columns(view: memoryview) -> dict[str, Column]:
     if len(view) < _COUNT.size:
         raise ValueError("too short for columns")
