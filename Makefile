@@ -7,8 +7,8 @@ export PYTHON
 # What boots a throw-away kernel with NVMe drives and runs a command there.
 LAB := ../shared/lab/lab
 
-.PHONY: help demo test test-lab power check lint types arch man bench install links uninstall
-.PHONY: clean distclean prepare-run prepare-dev
+.PHONY: help demo test test-lab power check lint types arch man bench install links uninstall clean distclean
+.PHONY: prepare-run prepare-dev
 .NOTPARALLEL:
 
 help: ## show this

@@ -23,13 +23,11 @@ def restrict(facts: Facts, present: I64) -> Facts:
     """What is said of records that are there, `present` giving the sequence of each segment, or -1.
 
     Attributes and Drops stay, though their own note is gone: the newest word is the newest word.
-    A record counts only where it is.
+    A record counts only where it is; one in a segment that this device does not have is nowhere.
     """
     segments = _within(facts.covers.array("segment"), present)
     now = np.append(present, -1)[segments]
     kept = (now >= 0) & (now.astype(np.uint64) == facts.covers.array("sequence"))
-    if kept.all():
-        return facts
     there = np.zeros(len(present) + 1, bool)
     there[segments[kept]] = True
     in_segment = _within(segments_of(facts.parts.array("part")), present)

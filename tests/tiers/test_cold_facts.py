@@ -131,3 +131,23 @@ def test_pruning_loses_no_note_that_is_there_and_no_attributes_of_a_record(
     assert _content(sorted_again) == _content(pruned)
     numbers = sorted_again.metas.array("generation")
     assert (numbers[1:] >= numbers[:-1]).all()
+
+
+@given(st.integers(0, 2**32))
+def test_facts_of_segments_that_the_device_does_not_have_are_nowhere(seed: int) -> None:
+    good, wild = _facts(seed, 0), _facts(seed + 1, SEGMENTS + 3)
+    mixed = Facts(
+        covers=good.covers,
+        seen=good.seen,
+        parts=wild.parts,
+        metas=wild.metas,
+        drops=wild.drops,
+        makes=wild.makes,
+        holders=wild.holders,
+        removes=wild.removes,
+    )
+    left = cold_facts.restrict(mixed, _ALL)
+    assert not len(left.parts.array("part"))
+    assert not len(left.holders.array("segment"))
+    for table in (left.metas, left.drops, left.makes, left.removes):
+        assert set(table.array("home").tolist()) <= {IN_DATA, NOWHERE}
