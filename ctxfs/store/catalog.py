@@ -39,6 +39,7 @@ from ctxfs.tiers.hot import HotTier
 from ctxfs.tiers.warm import WarmTier
 
 FIRST_GENERATION = 1024  # inode numbers below are the daemon's own
+NO_TIME_LIMIT = 1 << 63
 FRESH_MAX = 4096  # sealed blocks whose writer may still go on with them
 
 
@@ -91,6 +92,9 @@ class Catalog:
         # it was then, under a generation of its own (a *shadow*), until the sealed block is there.
         self.shadows: dict[int, BlockMeta] = {}  # generation of the block → its shadow
         self._shadow_metas: dict[int, BlockMeta] = {}  # generation of the shadow → the same
+        # What lost its name to a generation that is not sealed yet: since when, and the blocks.
+        self._replaced: dict[int, tuple[int, list[Block]]] = {}
+        self._kept: set[int] = set()  # the generations of these blocks
         # Invariant: sealed blocks with a hot copy are in hot_order, those with a warm one in
         # warm_order, those the cold tier holds in cold_order; writing and gone blocks are in none.
 
@@ -181,6 +185,9 @@ class Catalog:
         for directory in self.names.by_inode.directories.values():
             if directory.stamp and not directory.removed:
                 yield MakeDirectory(directory.meta(self.names.key_of(directory)))
+        now = self.clock()
+        for _, waiting in self._replaced.values():
+            yield from (Put(old.meta(self.names.key_of(old), now)) for old in waiting)
         if self.keeps_transients:
             for block in self.names.table.awake.values():
                 if block.state is not State.SEALED:
@@ -284,8 +291,13 @@ class Catalog:
 
     def drop(self, block: Block) -> None:
         """End a generation: no name, no copies. Bytes that are open last until they are closed."""
-        if block.is_gone:
-            return
+        if not block.is_gone:
+            self._end(block)
+            self._remove_copies(block)
+            self.release_replaced(block.generation)
+
+    def _end(self, block: Block) -> None:
+        """From here on no program finds it."""
         if block.published:
             self._changed_beneath(block.directory, block.name)
         self.attributes_changed(block.generation)
@@ -295,12 +307,15 @@ class Catalog:
         self.block_count -= 1
         block.state = State.GONE
         block.expires_ns = NEVER
+        self.hot_order.remove(block)
+        self.cold_order.remove(block)
+        self.fresh.pop(block.generation, None)
+
+    def _remove_copies(self, block: Block) -> None:
         # Written down before the file goes: who dies in between has lost nothing.
         self._record_gone(block)
         self.drop_hot(block)
         self.drop_warm(block)
-        self.cold_order.remove(block)
-        self.fresh.pop(block.generation, None)
         self.drop_shadow(block)
         self.names.bury(block)
         self.forget_if_unused(block)
@@ -318,7 +333,8 @@ class Catalog:
     def forget_if_unused(self, node: Block | Directory) -> None:
         """Let go of an inode that neither a name, an open description nor the kernel needs."""
         if isinstance(node, Block):
-            if node.is_gone and not node.opens and not node.lookups:
+            unused = node.is_gone and not node.opens and not node.lookups
+            if unused and node.generation not in self._kept:
                 self.names.forget(node)
         elif node.removed and not node.lookups:
             self.names.forget(node)
@@ -369,7 +385,35 @@ class Catalog:
         self.attributes_changed(block.generation)
         self.record_change(block)
         if old is not None:
+            self._replace(old, block)
+
+    def _replace(self, old: Block, by: Block) -> None:
+        """What a name led to is over; but until what has the name now is sealed, a daemon that
+        dies would leave neither to the next one. So its copies stay a moment longer.
+        """
+        if by.state is State.SEALED or old.state is not State.SEALED or old.opens:
             self.drop(old)
+            return
+        self._end(old)
+        self._kept.add(old.generation)
+        _, waiting = self._replaced.setdefault(by.generation, (self.clock().boot_ns, []))
+        waiting.append(old)
+
+    def release_replaced(self, by: int) -> bool:
+        """Remove copies that were kept for a generation that is sealed now, or gone."""
+        _, waiting = self._replaced.pop(by, (0, []))
+        for block in waiting:
+            self._kept.discard(block.generation)
+            self._remove_copies(block)
+        return bool(waiting)
+
+    def release_all_replaced(self, before_ns: int = NO_TIME_LIMIT) -> bool:
+        """Do not wait any longer for what takes long to be sealed, or for room. Whether any was
+        kept since before that time of the boot clock."""
+        late = [by for by, (since_ns, _) in self._replaced.items() if since_ns < before_ns]
+        for by in late:
+            self.release_replaced(by)
+        return bool(late)
 
     def sealed(self, block: Block, digest: bytes) -> None:
         """A generation became immutable."""
@@ -387,6 +431,7 @@ class Catalog:
             if len(self.fresh) > FRESH_MAX:
                 self.fresh.popitem(last=False)
         self.record(block)
+        self.release_replaced(block.generation)
         self.counters.sealed += 1
         self.counters.sealed_bytes += block.size
         self.tell("sealed", block, tier="hot")

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 REWRITTEN_AT_ONCE = 256  # blocks; about a millisecond each hundred
 HOLD_NS = 1_000_000_000
+REPLACED_NS = 2_000_000_000  # for so long a new generation is waited for to be sealed
 ABANDONED_NS = 10_000_000_000  # a generation that was made for an open that never came
 
 
@@ -45,6 +46,7 @@ class Upkeep:
         while True:
             await trio.sleep(1)
             self._discard_abandoned()
+            self._catalog.release_all_replaced(self._catalog.clock().boot_ns - REPLACED_NS)
             self._let_go_of_old()
             self._hot.spares.drop_if_idle()
             if self._hot.journal.wants_rewrite:

@@ -15,6 +15,7 @@ from ctxfs.core.block import State
 from ctxfs.core.meta import Drop
 from ctxfs.errors import BlockNotFound, CtxfsError
 from ctxfs.store import upkeep
+from ctxfs.store.handle import Handle
 from ctxfs.store.recovery import fold
 from ctxfs.store.store import NewOwner, Store
 from tests.fakes import MemoryEngine
@@ -364,6 +365,51 @@ async def test_every_promise_survives_random_crashes_and_reboots(path: Path, see
         leftover.unlink()
     (path / "journal").unlink(missing_ok=True)
     await play(World(path, MemoryEngine(32 * MIB, seed=seed)), seed, steps=80)
+
+
+async def overwrite_unsealed(store: Store, name: bytes) -> Handle:
+    """Publish a new generation under a name, whose writer goes on."""
+    root = store.catalog.names.root
+    handle = await store.create(root, name, NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY | os.O_TRUNC)
+    await store.content.write(handle, 0, b"new" * 1000)
+    handle.wrote = True
+    store.publish_on_close(handle)
+    return handle
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+async def test_a_name_leads_to_the_old_block_until_the_new_one_is_sealed(
+    world: World, rewritten: bool
+) -> None:
+    async with world.store() as store:
+        await put(store, "k", b"old" * 1000)
+        await overwrite_unsealed(store, b"k")
+        assert await get(store, "k") == b"new" * 1000
+        assert store.catalog.block_count == 1
+        if rewritten:
+            await store.upkeep.rewrite_journal()
+    async with world.store() as store:
+        assert await get(store, "k") == b"old" * 1000
+        handle = await overwrite_unsealed(store, b"k")
+        store.release(handle)
+        await store.sealing.wait_sealed(handle.block)
+    async with world.store() as store:
+        assert await get(store, "k") == b"new" * 1000
+        assert len(list(store.catalog.hot.scan())) == 1
+
+
+async def test_what_was_replaced_does_not_hold_its_room_for_long(world: World) -> None:
+    async with world.store() as store:
+        await put(store, "k", b"x" * (6 * MIB))
+        await overwrite_unsealed(store, b"k")
+        assert store.catalog.hot.used_bytes > 6 * MIB
+        await put(store, "large", b"y" * (14 * MIB))
+        assert store.catalog.counters.evicted == 0
+        await put(store, "small", b"old")
+        await overwrite_unsealed(store, b"small")
+        world.clock.pass_s(3)
+        await trio.sleep(1.2)
+        assert len(list(store.catalog.hot.scan())) == 3
 
 
 async def test_a_directory_that_is_no_longer_empty_cannot_lose_its_blocks(world: World) -> None:
