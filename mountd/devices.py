@@ -123,6 +123,7 @@ class Devices:
             return
         fresh = self._list.with_suffix(".new")
         try:
+            fresh.touch(mode=0o600)
             fresh.write_text(json.dumps(paths) + "\n")
             fresh.replace(self._list)
         except OSError as error:

@@ -310,7 +310,10 @@ class ColdLog:
         lost, leaving = self.health.lost, self.leaving
         live_bytes = 0 if lost or self.retired else self.space.live_bytes
         # What takes no new blocks has no more room than what is on it.
-        capacity_bytes = self.space.capacity_bytes if leaving is None else live_bytes
+        capacity_bytes = live_bytes
+        if leaving is None:
+            # Tables that came after blocks take of what was room for them: what is there, is there.
+            capacity_bytes = max(self.space.capacity_bytes, live_bytes)
         left_bytes = self.space.live_bytes if len(self.index) else 0
         return ColdStatistics(
             path=self.path,

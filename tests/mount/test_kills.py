@@ -17,7 +17,7 @@ import pytest
 
 from mountd import channels
 from tests.mount.calls import Pages
-from tests.mount.harness import MIB, Daemon, noise
+from tests.mount.harness import MIB, Daemon, noise, read_or_none, wait_until
 from tests.mount.load import (
     ALLOWED,
     STEADY,
@@ -139,6 +139,8 @@ def test_clients_see_no_error_and_no_wrong_byte_while_the_daemon_is_killed(
         sys.stdout.write(f"{KILLS} kills; longest look at a mapping {mapped_s:.3f} s, ")
         sys.stdout.write(f"at an open file {open_s:.3f} s\n")
         assert all(tally.done.values())
+        # Just now everything in memory was in use, which is a miss; it ends with its users.
+        wait_until(lambda: read_or_none(written) is not None)
         assert written.read_bytes() == expected
         written.unlink()
         check_all_is_well(daemon)
