@@ -11,7 +11,21 @@ from tests.fakes import MemoryEngine
 from tests.store.world import MIB, World
 
 
-@pytest.fixture(autouse=True, params=[blocktable.AWAKE_MAX, 0], ids=["awake", "folded"])
+# Bytes and waiting take their time there, and few blocks are about.
+AWAKE_ONLY = {"tests.store.test_lending", "tests.store.test_warm_store"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test a second time with no block awake that nobody uses."""
+    if "awake_max" not in metafunc.fixturenames:
+        return
+    counts = {"awake": blocktable.AWAKE_MAX, "folded": 0}
+    if metafunc.module.__name__ in AWAKE_ONLY:
+        del counts["folded"]
+    metafunc.parametrize("awake_max", counts.values(), ids=counts, indirect=True)
+
+
+@pytest.fixture(autouse=True)
 def awake_max(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many blocks that nobody uses are objects; all that is true must be so without any."""
     count: int = request.param
