@@ -10,7 +10,6 @@ from ctxfs.core import blocktable
 from tests.fakes import MemoryEngine
 from tests.store.world import MIB, World
 
-
 # Bytes and waiting take their time there, and few blocks are about.
 AWAKE_ONLY = {"tests.store.test_lending", "tests.store.test_warm_store"}
 
