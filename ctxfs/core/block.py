@@ -122,6 +122,11 @@ class Block:
         """Where the user wants it to stay."""
         return self.extras.placement if self.extras is not None else Placement.AUTO
 
+    @property
+    def dtype(self) -> bytes:
+        """What its numbers are, as the user says; b"" where nobody did."""
+        return self.extras.dtype if self.extras is not None else b""
+
     def is_pinned(self, now_boot_ns: int) -> bool:
         """Whether a pin holds now."""
         if self.extras is None or self.extras.pin_until_ns == PIN_NONE:

@@ -47,7 +47,7 @@ class Attributes:
             xattrs.TTL: self._ttl,
             xattrs.PIN: self._pin,
             xattrs.PARENT: lambda block: (block.extras and block.extras.parent) or None,
-            xattrs.DTYPE: lambda block: (block.extras and block.extras.dtype) or None,
+            xattrs.DTYPE: lambda block: block.dtype or None,
             xattrs.DIGEST: self._digest,
             xattrs.STATE: lambda block: block.state.name.lower(),
             xattrs.GENERATION: lambda block: str(block.generation),
@@ -98,7 +98,7 @@ class Attributes:
             xattrs.TTL: node.expires_ns != NEVER,
             xattrs.PIN: node.is_pinned(self._catalog.clock().boot_ns),
             xattrs.PARENT: bool(node.extras and node.extras.parent),
-            xattrs.DTYPE: bool(node.extras and node.extras.dtype),
+            xattrs.DTYPE: bool(node.dtype),
             xattrs.DIGEST: node.state is State.SEALED,
         }
         return [*xattrs.BLOCK_LISTED, *(n for n, is_set in set_here.items() if is_set), *foreign]
@@ -240,7 +240,7 @@ class Attributes:
             "pin": self._pin(block),
             "placement": block.placement.name.lower(),
             "parent": os.fsdecode(block.extras.parent) if block.extras else "",
-            "dtype": os.fsdecode(block.extras.dtype) if block.extras else "",
+            "dtype": os.fsdecode(block.dtype),
             "digest": self._digest(block),
             "codec": self._codec(block),
             "hits": block.hits,

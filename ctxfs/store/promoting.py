@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -233,30 +234,30 @@ class Promoter:
             self._catalog.drop(block)
         raise CopyCorrupt(f"bad copy: {', '.join(bad)}")
 
-    async def _verify_cold(self, block: Block) -> bool:
+    async def _is_good(
+        self, block: Block, tier: str, read: Callable[[Mapping], Awaitable[None]]
+    ) -> bool:
+        """Whether what `read` puts into memory is the block's content. `tier`: what is told."""
         with Mapping(ANONYMOUS, block.size) as mapping:
             try:
-                await self._read_cold(block, mapping.span(0, block.size), mapping.view)
+                await read(mapping)
             except COPY_IS_GOOD:
                 raise
-            except DeviceError as error:
-                log.error("the cold copy of %r cannot be read: %s", block.name, error)
+            except (DeviceError, TierTrouble) as error:
+                log.error("the %s copy of %r cannot be read: %s", tier, block.name, error)
                 return False
             result = await trio.to_thread.run_sync(digest, mapping.view)
         return result == block.digest
 
+    async def _verify_cold(self, block: Block) -> bool:
+        return await self._is_good(
+            block, "cold", lambda into: self._read_cold(block, into.span(0, block.size), into.view)
+        )
+
     async def _verify_warm(self, block: Block) -> bool:
-        assert self._warming is not None
-        with Mapping(ANONYMOUS, block.size) as mapping:
-            try:
-                await self._warming.fetch(block, mapping.view)
-            except COPY_IS_GOOD:
-                raise
-            except (DeviceError, TierTrouble) as error:
-                log.error("the warm copy of %r cannot be read: %s", block.name, error)
-                return False
-            result = await trio.to_thread.run_sync(digest, mapping.view)
-        return result == block.digest
+        warming = self._warming
+        assert warming is not None
+        return await self._is_good(block, "warm", lambda into: warming.fetch(block, into.view))
 
     def _copy_failed(self, block: Block, error: DeviceError) -> None:
         """A copy that cannot be read, or is not what was written, is dropped, never served."""

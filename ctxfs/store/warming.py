@@ -18,6 +18,7 @@ from ctxfs.tiers.warm import WarmCopy, WarmTier
 
 log = logging.getLogger(__name__)
 
+RATIO_MAX = 8  # a block that is larger than the tier by more is not worth a try
 SIZE_MIN = 16 << 10  # below, a file of its own costs more than compression saves
 
 
@@ -47,10 +48,9 @@ class Warming:
 
     def wants(self, block: Block) -> bool:
         """Whether a warm copy of a hot block is worth a try: it may pay, and beats a cold one."""
-        if block.size < SIZE_MIN or padded_guess(block.size) > self._warm.capacity_bytes:
+        if block.size < SIZE_MIN or block.size // RATIO_MAX > self._warm.capacity_bytes:
             return False
-        dtype = block.extras.dtype if block.extras is not None else b""
-        if not self.worth.is_promising(dtype):
+        if not self.worth.is_promising(block.dtype):
             return False
         return not self._catalog.is_cold(block) or self.worth.inflates_faster_than_cold()
 
@@ -59,8 +59,8 @@ class Warming:
 
         Raises TierTrouble, BlockNotFound if the block went away meanwhile.
         """
-        dtype = block.extras.dtype if block.extras is not None else b""
-        async with self._coding.encoded(view, dtype, block.generation, shorter=True) as made:
+        coding = self._coding
+        async with coding.encoded(view, block.dtype, block.generation, shorter=True) as made:
             if made is None or not await self._reserve(made.length_bytes, block):
                 return False
             await self._write(block, made)
@@ -145,8 +145,3 @@ class Warming:
             self._catalog.drop_warm(block)
         elif self._may_leave(block) and not block.is_gone:
             self._evict(block)
-
-
-def padded_guess(size: int) -> int:
-    """The least that a block of this size may come down to."""
-    return size // 8
