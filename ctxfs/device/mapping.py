@@ -17,13 +17,18 @@ def bytes_at(span: Span) -> memoryview:
     return memoryview(array).cast("B")
 
 
+def zero(span: Span) -> None:
+    """Fill the memory of `span` with zeros."""
+    ctypes.memset(span.address, 0, span.length)
+
+
 class Mapping:
     """A shared mapping of the first `size` bytes of an open file.
 
     The file must be at least `size` bytes long and open for reading and writing. The page that
     holds the end of the file is mapped whole: `span` reaches up to its end, `view` does not. What
     a device puts there beyond the end of the file shows to whoever maps that file, so those bytes
-    must be zeros on the medium. With `size` 0 there is one anonymous page, of no file.
+    have to be made zero. With `size` 0 there is one anonymous page, of no file.
     """
 
     def __init__(self, fd: int, size: int) -> None:

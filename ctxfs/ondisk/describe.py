@@ -6,8 +6,6 @@ Nothing is believed: each checksum is compared, and what does not match is said 
 from collections.abc import Callable, Iterator
 from typing import Final
 
-import xxhash
-
 from ctxfs.errors import ConfigError
 from ctxfs.ondisk import columnar, foreign, ledger, record, segment, structs, superblock
 from ctxfs.ondisk.found import (
@@ -20,7 +18,15 @@ from ctxfs.ondisk.found import (
     place_problems,
 )
 from ctxfs.ondisk.layout import ALIGN_BYTES, HEADER_BYTES_MAX, SEGMENTS_OFFSET, padded
-from ctxfs.ondisk.record import FRAMES_AT, Place, RecordKind
+from ctxfs.ondisk.record import (
+    FRAMES_AT,
+    VERSION,
+    VERSION_BY_DIGEST,
+    VERSION_ENCODED,
+    DataSum,
+    Place,
+    RecordKind,
+)
 from ctxfs.ondisk.segment import SEGMENT_HEADER_BYTES
 from ctxfs.ondisk.structs import Kind, Stated
 from ctxfs.ondisk.superblock import SUPERBLOCK_OFFSETS, Superblock
@@ -238,7 +244,7 @@ class Device:
             header = self._read(offset, header_bytes)
         found.problems += basic_problems(header, structs.RECORD_KIND, len(header))
         found.problems += place_problems(stated, place)
-        if stated["version"] not in (1, 2):
+        if stated["version"] not in (VERSION, VERSION_ENCODED, VERSION_BY_DIGEST):
             found.problems.append(f"record version {stated['version']} is not known here")
         if stated["kind"] not in tuple(RecordKind):
             found.problems.append(f"kind {stated['kind']} is not known here")
@@ -253,7 +259,10 @@ class Device:
             found.length_bytes = header_bytes + stated["data_bytes"]
             found.data_offset = offset + header_bytes
             if stated["kind"] == RecordKind.DATA:
-                self._compare_data(found, stated["data_bytes"], stated["data_checksum"])
+                by_digest = stated["version"] == VERSION_BY_DIGEST
+                length = stated["part_bytes" if by_digest else "data_bytes"]
+                data_sum = DataSum(by_digest=by_digest)
+                self._compare_data(found, length, stated["data_checksum"], data_sum)
         return found
 
     def _blob(self, offset: int, page: bytes, place: Place | None) -> Found:
@@ -269,25 +278,26 @@ class Device:
         length = stated["data_bytes"]
         found.length_bytes = ALIGN_BYTES + padded(length)
         found.data_offset = offset + ALIGN_BYTES
-        self._compare_data(found, length, stated["data_checksum"])
+        self._compare_data(found, length, stated["data_checksum"], DataSum(by_digest=False))
         try:
             found.columns = columnar.describe(self._read(found.data_offset, length))
         except ValueError as error:
             found.problems.append(f"its columns: {error}")
         return found
 
-    def _compare_data(self, found: Found, length_bytes: int, expected: int) -> None:
+    def _compare_data(
+        self, found: Found, length_bytes: int, expected: int, data_sum: DataSum
+    ) -> None:
         assert found.data_offset is not None
-        digest = xxhash.xxh3_64()
         at, end = found.data_offset, found.data_offset + length_bytes
         while at < end:
             piece = self._read(at, min(_HASH_BYTES, end - at))
             if not piece:
                 found.problems.append("the device ends before its data does")
                 return
-            digest.update(piece)
+            data_sum.update(piece)
             at += len(piece)
-        if digest.intdigest() != expected:
+        if data_sum.value() != expected:
             found.problems.append("the data does not match its checksum")
 
     def _page(self, offset: int) -> bytes:

@@ -14,6 +14,7 @@ from ctxfs.ondisk.layout import ALIGN_BYTES, Bytes, padded, resembles
 MAGIC: Final = b"CTXFSREC"
 VERSION: Final = 1
 VERSION_ENCODED: Final = 2  # of records of blocks that are stored encoded
+VERSION_BY_DIGEST: Final = 3  # of records whose data is checked by the digest of the content
 
 # magic, checksum, header length, version, kind, method, salt, sequence, position, stamp,
 # generation, part offset, part length, data length, data checksum, frames length, pages of the
@@ -22,6 +23,7 @@ _HEADER: Final = struct.Struct("<8sQIHBBQQQQQQQQQII")
 _PEEK: Final = struct.Struct("<8sQI")
 _CHECKED_FROM: Final = 16
 _FACTS: Final = struct.Struct("<8sQQ")  # magic, salt, position: known of each header beforehand
+_U64_MAX: Final = (1 << 64) - 1
 FRAMES_AT: Final = _HEADER.size
 
 
@@ -52,7 +54,8 @@ class RecordHeader:
     part_offset: int = 0  # of this part in the block's content, bytes
     part_length: int = 0  # of its content, bytes
     data_bytes: int = 0  # the same, padded
-    data_checksum: int = 0  # XXH3-64 of the padded data
+    data_checksum: int = 0  # XXH3-64 of the padded data, or
+    by_digest: bool = False  # the low half of the XXH3-128 of the content, which a digest is
     # Length of the block as it is stored, padded, where that is not its content (docs/codec.md):
     # then parts are of what is stored. 0: the content itself.
     encoded_bytes: int = 0
@@ -61,6 +64,36 @@ class RecordHeader:
     @property
     def record_bytes(self) -> int:
         return self.header_bytes + self.data_bytes
+
+    @property
+    def checked_bytes(self) -> int:
+        """How much of the data `data_checksum` is of."""
+        return self.part_length if self.by_digest else self.data_bytes
+
+    @property
+    def version(self) -> int:
+        if self.encoded_bytes:
+            return VERSION_ENCODED
+        return VERSION_BY_DIGEST if self.by_digest else VERSION
+
+
+class DataSum:
+    """The checksum of a record's data, piece by piece."""
+
+    def __init__(self, *, by_digest: bool) -> None:
+        self._hash = xxhash.xxh3_128() if by_digest else xxhash.xxh3_64()
+
+    def update(self, data: Bytes) -> None:
+        """Lets other threads run where `data` is long."""
+        self._hash.update(data)
+
+    def value(self) -> int:
+        return int(self._hash.intdigest()) & _U64_MAX
+
+
+def checksum_of_digest(digest: bytes) -> int:
+    """What DataSum makes of content that has this digest."""
+    return int.from_bytes(digest[-8:], "big")
 
 
 def make_salt(uuid: bytes) -> int:
@@ -84,7 +117,7 @@ def encode_into(target: memoryview, header: RecordHeader, place: Place, frames: 
         MAGIC,
         0,
         header.header_bytes,
-        VERSION_ENCODED if header.encoded_bytes else VERSION,
+        header.version,
         header.kind,
         header.method,
         place.salt,
@@ -172,9 +205,7 @@ def decode(data: Bytes, place: Place) -> tuple[RecordHeader, list[Entry]] | None
     ) = _HEADER.unpack_from(view)
     if (salt, sequence, position) != (place.salt, place.sequence, place.position):
         return None
-    if version != (VERSION_ENCODED if encoded_pages else VERSION) or bool(method) != (
-        encoded_pages > 0
-    ):
+    if bool(method) != (encoded_pages > 0):
         return None
     if checksum != xxhash.xxh3_64_intdigest(view[_CHECKED_FROM:]):
         return None
@@ -189,8 +220,11 @@ def decode(data: Bytes, place: Place) -> tuple[RecordHeader, list[Entry]] | None
         part_length=part_length,
         data_bytes=data_bytes,
         data_checksum=data_checksum,
+        by_digest=version == VERSION_BY_DIGEST,
         encoded_bytes=encoded_pages * ALIGN_BYTES,
         method=method,
     )
+    if version != header.version:
+        return None
     entries, _ = ledger.decode_all(view[FRAMES_AT : FRAMES_AT + frames_bytes])
     return header, [entry for entry in entries if not isinstance(entry, Transient)]

@@ -168,10 +168,10 @@ class Promoter:
         assert self._cold is not None
         length = self._cold.encoded_bytes(block.generation)
         if not length:
-            await self._cold.get(block.generation, span)
+            await self._cold.get(block.generation, span, len(view))
             return
         with Mapping(ANONYMOUS, length) as stored:
-            await self._cold.get(block.generation, stored.span())
+            await self._cold.get(block.generation, stored.span(), length)
             await self._coding.decode(stored.view, view, block.generation)
 
     async def _arriving_file(self, block: Block) -> HotFile:

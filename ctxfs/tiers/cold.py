@@ -14,6 +14,7 @@ import trio
 from ctxfs.core.columns import BlockColumns
 from ctxfs.core.meta import BlockMeta, DirectoryMeta, Drop, Entry, MakeDirectory, Put
 from ctxfs.device.engine import Span
+from ctxfs.device.mapping import zero
 from ctxfs.errors import (
     BlockNotFound,
     CtxfsError,
@@ -25,7 +26,7 @@ from ctxfs.errors import (
 )
 from ctxfs.ondisk.facts import block_columns
 from ctxfs.ondisk.layout import padded
-from ctxfs.tiers.cold_buffers import checksum
+from ctxfs.tiers.cold_buffers import slice_span
 from ctxfs.tiers.cold_doubles import drop_doubles, drop_superseded
 from ctxfs.tiers.cold_leaving import Leaving, LeavingState
 from ctxfs.tiers.cold_log import ColdLog, ColdStatistics
@@ -183,7 +184,7 @@ class ColdTier:
         putting = self._putting[generation] = _Putting(trio.Event(), meta)
         try:
             log = self._choose(meta)
-            await log.put(meta, data, await checksum(data), method=method)
+            await log.put(meta, data, method=method)
             if putting.dropped_stamp is not None:
                 log.drop(generation, putting.dropped_stamp)
             elif putting.newest is not meta:
@@ -220,16 +221,18 @@ class ColdTier:
         log = self._home(generation)
         return log.index.method(generation) if log is not None else 0
 
-    async def get(self, generation: int, target: Span) -> None:
-        """Read the content, or what a codec made of it (`encoded_bytes`), straight into `target`,
-        mapped up to the next 4096.
+    async def get(self, generation: int, target: Span, length: int) -> None:
+        """Read the content, or what a codec made of it (`encoded_bytes`), straight into `target`.
 
+        `length` is its own; `target` is mapped up to the next 4096, and gets zeros behind the end.
         The caller verifies `meta.digest`. Raises BlockNotFound, DeviceError, DeviceLost.
         """
         log = self._home(generation)
         if log is None:
             raise BlockNotFound(f"generation {generation} is not in the cold tier")
         await log.reader.read(generation, target)
+        # No checksum tells of those on the medium, and whoever maps the file would see them.
+        zero(slice_span(target, length, target.length - length))
 
     def _home(self, generation: int) -> ColdLog | None:
         for log in self._logs:

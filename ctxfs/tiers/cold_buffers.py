@@ -6,10 +6,10 @@ import mmap
 from typing import Final
 
 import trio
-import xxhash
 
 from ctxfs.device.engine import Span
 from ctxfs.device.mapping import bytes_at
+from ctxfs.ondisk.record import DataSum, RecordHeader
 
 # Below this a checksum takes less time than the way to a thread and back.
 _INLINE_BYTES_MAX: Final = 256 << 10
@@ -42,11 +42,17 @@ def slice_span(span: Span, offset: int, length_bytes: int) -> Span:
     return Span(span.address + offset, length_bytes)
 
 
-async def checksum(span: Span) -> int:
-    """XXH3-64 of the memory; in a thread where it is long."""
-    if not span.length:
-        return int(xxhash.xxh3_64_intdigest(b""))
-    data = bytes_at(span)
-    if span.length <= _INLINE_BYTES_MAX:
-        return int(xxhash.xxh3_64_intdigest(data))
-    return int(await trio.to_thread.run_sync(xxhash.xxh3_64_intdigest, data))
+async def checksum(span: Span, *, by_digest: bool = False) -> int:
+    """XXH3-64 of the memory, or as a record `by_digest` has it; in a thread where it is long."""
+    found = DataSum(by_digest=by_digest)
+    if span.length > _INLINE_BYTES_MAX:
+        await trio.to_thread.run_sync(found.update, bytes_at(span))
+    elif span.length:
+        found.update(bytes_at(span))
+    return found.value()
+
+
+async def is_whole(data: Span, header: RecordHeader) -> bool:
+    """Whether a record's data is what its checksum says."""
+    checked = Span(data.address, header.checked_bytes)
+    return await checksum(checked, by_digest=header.by_digest) == header.data_checksum

@@ -18,7 +18,7 @@ from ctxfs.ondisk import record
 from ctxfs.ondisk.layout import ALIGN_BYTES
 from ctxfs.ondisk.record import Place
 from ctxfs.tiers.cold import ColdTier
-from ctxfs.tiers.cold_buffers import Scratch, checksum
+from ctxfs.tiers.cold_buffers import Scratch, checksum, is_whole
 from ctxfs.tiers.cold_leaving import Leaving, LeavingState
 from ctxfs.tiers.cold_log import ColdLog
 from ctxfs.tiers.cold_parts import part_header_bytes, part_position, part_record_bytes
@@ -219,7 +219,7 @@ class Drain:
                 header, entries = found
                 start = part_header_bytes(part)
                 data = memory.span(end + start, length - start)
-                if await checksum(data) != header.data_checksum:
+                if not await is_whole(data, header):
                     raise CopyCorrupt("a record does not match its checksum")
                 for entry in entries:
                     if isinstance(entry, Put) and (meta is None or meta.stamp < entry.meta.stamp):

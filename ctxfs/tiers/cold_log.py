@@ -143,9 +143,7 @@ class ColdLog:
 
     # -- blocks
 
-    async def put(
-        self, meta: BlockMeta, source: Span, data_checksum: int, *, method: int = 0
-    ) -> None:
+    async def put(self, meta: BlockMeta, source: Span, *, method: int = 0) -> None:
         """Write a block that is not here, or what a codec made of it.
 
         Raises TierFull, DeviceError, BadValue.
@@ -161,7 +159,7 @@ class ColdLog:
         self.space.claimed_bytes += cost
         try:
             await self._make_ready(blocks=True)
-            request = block_request(meta, source, data_checksum, frame, method=method)
+            request = await block_request(meta, source, frame, method=method)
             await self._writer.submit([request])
         finally:
             self.space.claimed_bytes -= cost

@@ -88,16 +88,22 @@ class Placer:
             segment = self._segment_with(header_bytes + least, request.floor, batch)
             data_bytes = min(total - start, self._space.rest_bytes - header_bytes)
             data = slice_span(request.source, start, data_bytes)
-            whole = data_bytes == total
+            part_length = min(data_bytes, request.content_length - start)
+            if data_bytes == total:
+                data_checksum = request.data_checksum
+            else:
+                of = Span(data.address, part_length) if request.by_digest else data
+                data_checksum = await checksum(of, by_digest=request.by_digest)
             header = RecordHeader(
                 kind=RecordKind.DATA,
                 header_bytes=header_bytes,
                 stamp=self.stamp + 1,
                 generation=request.meta.generation,
                 part_offset=request.content_offset + start,
-                part_length=min(data_bytes, request.content_length - start),
+                part_length=part_length,
                 data_bytes=data_bytes,
-                data_checksum=request.data_checksum if whole else await checksum(data),
+                data_checksum=data_checksum,
+                by_digest=request.by_digest,
                 encoded_bytes=request.encoded_bytes,
                 method=request.method,
             )

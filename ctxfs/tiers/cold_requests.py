@@ -11,7 +11,8 @@ from ctxfs.device.engine import Span
 from ctxfs.errors import BadValue
 from ctxfs.ondisk import ledger
 from ctxfs.ondisk.layout import Geometry
-from ctxfs.ondisk.record import FRAMES_AT, RecordHeader, header_bytes_for
+from ctxfs.ondisk.record import FRAMES_AT, RecordHeader, checksum_of_digest, header_bytes_for
+from ctxfs.tiers.cold_buffers import checksum
 from ctxfs.tiers.cold_space import FLOOR_CARRY, FLOOR_WRITE
 
 
@@ -51,7 +52,7 @@ class DataRequest(Request):
 
     `source` is padded; `content_length` bytes of it count, and they begin at `content_offset` of
     the block, or of what a codec made of it: then that is `encoded_bytes` long. `data_checksum`:
-    of all of `source`.
+    of all of `source`, as a record's header has it.
     """
 
     meta: BlockMeta
@@ -59,6 +60,7 @@ class DataRequest(Request):
     content_offset: int
     content_length: int
     data_checksum: int
+    by_digest: bool
     frames: bytes
     encoded_bytes: int = 0
     method: int = 0
@@ -107,10 +109,10 @@ def check_frame(frame: bytes, geometry: Geometry) -> bytes:
     return frame
 
 
-def block_request(
-    meta: BlockMeta, source: Span, data_checksum: int, frame: bytes, *, method: int
-) -> DataRequest:
+async def block_request(meta: BlockMeta, source: Span, frame: bytes, *, method: int) -> DataRequest:
     """A whole block, or what a codec made of it."""
+    # Of the content the digest is known, so nobody need look at all of it once more.
+    known = None if method else checksum_of_digest(meta.digest)
     return DataRequest(
         meta=meta,
         source=source,
@@ -118,7 +120,8 @@ def block_request(
         content_length=source.length if method else meta.size,
         encoded_bytes=source.length if method else 0,
         method=method,
-        data_checksum=data_checksum,
+        data_checksum=await checksum(source) if known is None else known,
+        by_digest=known is not None,
         frames=frame,
     )
 
@@ -131,6 +134,7 @@ def carried_request(meta: BlockMeta, source: Span, former: RecordHeader, part: i
         content_offset=former.part_offset,
         content_length=former.part_length,
         data_checksum=former.data_checksum,
+        by_digest=former.by_digest,
         encoded_bytes=former.encoded_bytes,
         method=former.method,
         replaces=part,

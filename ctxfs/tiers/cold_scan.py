@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import trio
-import xxhash
 
 from ctxfs.core.meta import Entry, Put
 from ctxfs.device.engine import Engine
@@ -14,7 +13,7 @@ from ctxfs.ondisk import ledger, record
 from ctxfs.ondisk import segment as segment_header
 from ctxfs.ondisk.facts import Facts, FactsBuilder
 from ctxfs.ondisk.layout import ALIGN_BYTES, HEADER_BYTES_MAX
-from ctxfs.ondisk.record import Place, RecordHeader, RecordKind
+from ctxfs.ondisk.record import DataSum, Place, RecordHeader, RecordKind
 from ctxfs.ondisk.segment import SEGMENT_HEADER_BYTES
 from ctxfs.tiers.cold_buffers import Scratch
 from ctxfs.tiers.cold_parts import pack_part
@@ -208,15 +207,16 @@ class Scan:
         """Whether the data is what its checksum says. A note has none."""
         if not header.data_bytes or header.kind is RecordKind.NOTE:
             return True
-        digest = xxhash.xxh3_64()
+        found = DataSum(by_digest=header.by_digest)
         at = position + header.header_bytes
         end = at + header.data_bytes
+        checked_end = at + header.checked_bytes
         while at < end:
             length = min(end - at, _WINDOW_BYTES)
             data = await window.view(at, length, max(ahead, length))
-            digest.update(data[:length])
+            found.update(data[: min(length, checked_end - at)])
             at += length
-        return bool(digest.intdigest() == header.data_checksum)
+        return found.value() == header.data_checksum
 
     async def void_torn(self) -> None:
         """Make sure that no later recovery, which may look less closely, takes a torn record, or

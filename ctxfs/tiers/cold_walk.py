@@ -17,7 +17,7 @@ from ctxfs.ondisk.facts import Facts, FactsBuilder
 from ctxfs.ondisk.layout import ALIGN_BYTES, Geometry, padded
 from ctxfs.ondisk.record import Place, RecordHeader
 from ctxfs.ondisk.segment import SEGMENT_HEADER_BYTES
-from ctxfs.tiers.cold_buffers import Scratch, checksum
+from ctxfs.tiers.cold_buffers import Scratch, checksum, is_whole
 from ctxfs.tiers.cold_parts import pack_part
 from ctxfs.tiers.cold_scan import add_record
 
@@ -176,7 +176,7 @@ class Walker:
             return True
         start = position + header.header_bytes
         await self._view(start, header.data_bytes)
-        return await checksum(self._memory.span(start, header.data_bytes)) == header.data_checksum
+        return await is_whole(self._memory.span(start, header.data_bytes), header)
 
     async def _compare(
         self, chain: Chain, position: int, header: RecordHeader, entries: Iterable[Entry]

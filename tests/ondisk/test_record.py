@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxfs.codec.digest import digest
 from ctxfs.core.meta import BlockMeta, Drop, Placement, Put
 from ctxfs.errors import ConfigError
 from ctxfs.ondisk import ledger, record, segment, superblock
 from ctxfs.ondisk.layout import SEGMENTS_OFFSET, Geometry, choose_geometry, padded
-from ctxfs.ondisk.record import Place, RecordHeader, RecordKind
+from ctxfs.ondisk.record import DataSum, Place, RecordHeader, RecordKind
 from ctxfs.ondisk.superblock import Superblock
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "ondisk.md"
@@ -214,3 +215,29 @@ def test_record_of_an_encoded_block_says_how_long_that_is() -> None:
     target = bytearray(4096)
     record.encode_into(memoryview(target), header, _PLACE, b"")
     assert record.decode(target, _PLACE) == (header, [])
+
+
+@given(st.binary(max_size=9000))
+def test_checksum_by_digest_is_known_from_the_digest_of_the_content(content: bytes) -> None:
+    found = DataSum(by_digest=True)
+    for at in range(0, len(content), 4096):
+        found.update(content[at : at + 4096])
+    assert found.value() == record.checksum_of_digest(digest(content))
+
+
+@pytest.mark.parametrize("by_digest", [False, True])
+def test_header_says_what_its_checksum_is_of(by_digest: bool) -> None:
+    header = RecordHeader(
+        kind=RecordKind.DATA,
+        header_bytes=4096,
+        stamp=1,
+        part_length=5000,
+        data_bytes=8192,
+        by_digest=by_digest,
+    )
+    target = bytearray(4096)
+    record.encode_into(memoryview(target), header, _PLACE, b"")
+    found = record.decode(target, _PLACE)
+    assert found is not None
+    assert found[0] == header
+    assert found[0].checked_bytes == (5000 if by_digest else 8192)

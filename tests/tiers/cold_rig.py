@@ -175,7 +175,7 @@ class Rig:
         memory.view[:] = b"\xff" * memory.length_bytes
         length = self.tier.encoded_bytes(generation)
         assert bool(length) == is_encoded(generation) == bool(self.tier.method(generation))
-        await self.tier.get(generation, memory.span(0, length or padded(size)))
+        await self.tier.get(generation, memory.span(0, length or padded(size)), length or size)
         if length:
             memory.view[:length] = flipped(memory.view[:length])
         assert not any(memory.view[size : padded(size)])

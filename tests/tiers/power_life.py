@@ -184,7 +184,7 @@ class Life:
         """As the tier gives it; one at a time. Raises DeviceError."""
         length = padded(meta.size)
         _READ.view[:length] = b"\xff" * length
-        await self.tier.get(meta.generation, _READ.span(0, length))
+        await self.tier.get(meta.generation, _READ.span(0, length), meta.size)
         return bytes(_READ.view[: meta.size])
 
     @contextlib.contextmanager

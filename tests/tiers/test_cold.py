@@ -65,7 +65,7 @@ async def test_encoded_block_is_as_long_as_it_was_made_wherever_it_is_carried() 
     assert rig.tier.encoded_bytes(block.generation) == stored.length_bytes
     assert rig.tier.method(block.generation) == 5
     found = Scratch(stored.length_bytes)
-    await rig.tier.get(block.generation, found.span(0, found.length_bytes))
+    await rig.tier.get(block.generation, found.span(0, found.length_bytes), found.length_bytes)
     assert bytes(found.view) == bytes(stored.view)
 
 
