@@ -103,7 +103,11 @@ class UringEngine:
         else:
             cut(transfer, verb, offset, spans, self.dialect.part_bytes)
         self._waiting.append(transfer)
-        self._asked.set()
+        at_once = len(transfer.unsent) > 1  # it is long: what may yet come along gains nothing
+        if at_once:
+            self._fill()
+        if not at_once or self._submit() or self._waiting:
+            self._asked.set()
         transfer.settle()  # at once where there are no bytes to move
         try:
             await transfer.settled.wait()

@@ -52,6 +52,7 @@ class ColdWriter:
         # The same, until nothing can be found there any more: by sequence, the segment and where.
         self.broken: dict[int, tuple[Segment, int]] = {}
         self._signal = trio.Event()  # something was queued, or a batch is written
+        self._filling = False  # a batch, in which failures must not show half way
         self.writing = False
         self.batches = 0  # settled
         self.batch_ended = trio.lowlevel.ParkingLot()
@@ -111,12 +112,13 @@ class ColdWriter:
 
     async def _write_all(self, nursery: trio.Nursery) -> None:
         while self._queue or self._inflight:
-            while self._inflight and self._inflight[0].written:
-                self._settle(self._inflight.popleft())
+            self._settle_written()
             if self._queue and len(self._inflight) < _BATCHES_AT_ONCE:
                 batch = Batch(self._arenas.pop())
                 self._inflight.append(batch)
+                self._filling = True
                 await self._fill(batch)
+                self._filling = False
                 nursery.start_soon(self._write, batch)
             elif self._inflight:
                 self._signal = trio.Event()
@@ -139,12 +141,18 @@ class ColdWriter:
             self._queue.popleft()
 
     async def _write(self, batch: Batch) -> None:
-        async with trio.open_nursery() as nursery:
-            for run in _merge(batch.items, self._merge_bytes):
-                nursery.start_soon(self._write_run, batch, run)
+        runs = _merge(batch.items, self._merge_bytes)
+        if len(runs) == 1:
+            await self._write_run(batch, runs[0])
+        else:
+            async with trio.open_nursery() as nursery:
+                for run in runs:
+                    nursery.start_soon(self._write_run, batch, run)
         if batch.items and not batch.failures:
             self._health.note_success()
         batch.written = True
+        if not self._filling:  # those that wait need not wait for another turn of the loop
+            self._settle_written()
         self._signal.set()
 
     async def _write_run(self, batch: Batch, items: Sequence[Item]) -> None:
@@ -158,6 +166,11 @@ class ColdWriter:
             self._health.note_failure(error)
 
     # -- what became of it
+
+    def _settle_written(self) -> None:
+        """In the order of the batches."""
+        while self._inflight and self._inflight[0].written:
+            self._settle(self._inflight.popleft())
 
     def _settle(self, batch: Batch) -> None:
         """Tell the index what is on the device now, and the callers how it went."""
