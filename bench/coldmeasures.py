@@ -21,6 +21,7 @@ class ColdMeasure:
     what: str
     run: Callable[[Place, Workload, int], Sample]
     direction: Literal["read", "write"]
+    synced: bool = False
 
 
 @contextmanager
@@ -101,6 +102,8 @@ def forget(path: Path) -> None:
 
 COLD = (
     ColdMeasure("write-out", "move to cold (elsewhere: fsync)", write_out, "write"),
-    ColdMeasure("write-out-fsync", "create, write, fsync, close", write_out_fsync, "write"),
+    ColdMeasure(
+        "write-out-fsync", "create, write, fsync, close", write_out_fsync, "write", synced=True
+    ),
     ColdMeasure("cold-get", "open, read, close; not in memory", cold_get, "read"),
 )

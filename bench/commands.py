@@ -35,7 +35,7 @@ def side_by_side(options: argparse.Namespace, out: Console) -> dict[str, Any]:
     cold_bytes = options.cold or max(COLD_MIN, room)
     with contextlib.ExitStack() as stack:
         base = stack.enter_context(places.workroom(options.dir))
-        mounts = list(_the_mounts(stack, options, base, hot_bytes, cold_bytes))
+        mounts = list(_the_mounts(stack, options, base, hot_bytes, cold_bytes, laid_out=bool(cold)))
         where = [
             *mounts,
             stack.enter_context(places.tmpfs(base)),
@@ -100,16 +100,28 @@ def mount_with_many_blocks(options: argparse.Namespace, out: Console) -> dict[st
 
 
 def _the_mounts(
-    stack: contextlib.ExitStack, options: argparse.Namespace, base: Path, hot: int, cold: int
+    stack: contextlib.ExitStack,
+    options: argparse.Namespace,
+    base: Path,
+    hot: int,
+    cold: int,
+    *,
+    laid_out: bool = False,
 ) -> Iterator[Place]:
-    """The mounts to measure: the one given, or one of our own for each channel asked for."""
+    """The mounts to measure: the one given, or one of our own for each channel asked for.
+
+    `laid_out`: with cold files that were written to, as fio's is.
+    """
     if options.mount is not None:
         yield stack.enter_context(places.mounted(options.mount.absolute()))
         return
     channels = options.channel or ["auto"]
     for channel in channels:
         name = channel if len(channels) > 1 else places.CTXFS
-        arguments = ["--hot", str(hot), "--cold", f"{base / f'cold-{name}'}:{cold}"]
+        file = base / f"cold-{name}"
+        if laid_out:
+            fio.write_whole(file, cold)
+        arguments = ["--hot", str(hot), "--cold", f"{file}:{cold}"]
         arguments += ["--channel", channel]
         yield stack.enter_context(places.own_mount(base, arguments, name=name))
 

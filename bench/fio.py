@@ -1,6 +1,7 @@
 """`fio` beside us: the same bytes in the same pieces on the same device, with nothing above it."""
 
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -25,16 +26,26 @@ class Fio:
     size: int
     engine: str
 
-    def run(self, direction: Literal["read", "write"], *, bytes: int, depth: int) -> Sample:
-        """Move `bytes` in pieces of one block, `depth` of them under way at once."""
+    def run(
+        self, direction: Literal["read", "write"], *, bytes: int, depth: int, synced: bool = False
+    ) -> Sample:
+        """Move `bytes` in pieces of one block, `depth` of them under way at once.
+
+        `synced`: each is followed by an `fsync`, so there is a job for each that is under way.
+        """
+        jobs = depth if synced else 1
         report = _fio(
             f"--filename={self.file}",
             f"--rw={direction}",
             f"--bs={self.size}",
-            f"--size={self.file_bytes}",
-            f"--io_size={bytes}",
+            f"--size={self.file_bytes // jobs // self.size * self.size}",
+            f"--offset_increment={self.file_bytes // jobs // self.size * self.size}",
+            f"--numjobs={jobs}",
+            "--group_reporting",
+            f"--io_size={bytes // jobs}",
             f"--ioengine={self.engine}",
-            f"--iodepth={depth}",
+            f"--iodepth={depth // jobs}",
+            f"--fsync={int(synced)}",
         )
         result = report["jobs"][0][direction]
         times = result["clat_ns"]["percentile"]
@@ -63,6 +74,15 @@ def lay_out(folder: Path, *, file_bytes: int, size: int) -> Fio:
         else:
             return fio
     raise FioFailed("; ".join(said))
+
+
+def write_whole(file: Path, file_bytes: int) -> None:
+    """Zeros, on the medium: the first write to what is merely reserved takes twice as long."""
+    piece = bytes(min(file_bytes, 1 << 20))
+    with file.open("wb", buffering=0) as out:
+        for at in range(0, file_bytes, len(piece)):
+            out.write(piece[: file_bytes - at])
+        os.fsync(out.fileno())
 
 
 def _fio(*options: str) -> dict[str, Any]:

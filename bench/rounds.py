@@ -101,5 +101,10 @@ def _cold(
             row = Row(measure.name, clients, place.name)
             results.add(row, measure.run(place, work, clients))
     if fio is not None:
-        sample = fio.run(measure.direction, bytes=work.size * work.blocks, depth=clients)
+        sample = fio.run(
+            measure.direction,
+            bytes=work.size * work.blocks,
+            depth=clients,
+            synced=measure.synced,
+        )
         results.add(Row(measure.name, clients, FIO), sample)
