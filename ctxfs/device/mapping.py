@@ -41,6 +41,20 @@ class Mapping:
         self.view = memoryview(self._map)[:size]
 
     @property
+    def capacity_bytes(self) -> int:
+        """What `size` may be made at most, of memory of no file."""
+        return len(self._map)
+
+    def resize(self, size: int) -> None:
+        """Have memory of no file count as `size` bytes, with zeros behind them; `view` is another
+        one from then on.
+        """
+        self.view.release()
+        self.size = size
+        self.view = memoryview(self._map)[:size]
+        zero(Span(self.address + size, self.mapped_bytes - size))
+
+    @property
     def mapped_bytes(self) -> int:
         """`size` rounded up to whole pages, at least one."""
         return max(PAGE, -(-self.size // PAGE) * PAGE)

@@ -20,7 +20,8 @@ from ctxfs.codec.plan import WORTHWHILE_BYTES
 from ctxfs.codec.stream import CodecSettings, Spread
 from ctxfs.core.worth import Worth
 from ctxfs.device.engine import Span
-from ctxfs.device.mapping import ANONYMOUS, Mapping
+from ctxfs.device.mapping import PAGE, Mapping, zero
+from ctxfs.device.memorypool import POOL
 from ctxfs.errors import CtxfsError
 
 SPREAD_BYTES_MIN = 2 << 20  # shorter blocks are one thread's work
@@ -180,20 +181,22 @@ class _Memory:
         self._lent: list[memoryview] = []
 
     def allocate(self, length: int) -> memoryview:
-        self._mapping = Mapping(ANONYMOUS, length)
+        self._mapping = POOL.take(length)
         self._lent.append(self._mapping.view[:])
         return self._lent[-1]
 
     def encoded(self, made: memoryview, method: int) -> Encoded:
         assert self._mapping is not None
         self._lent.append(made)
+        padding = -len(made) % PAGE  # pieces of others' content must not get to a medium
+        zero(Span(self._mapping.address + len(made), padding))
         return Encoded(made, self._mapping.span(0, len(made)), method)
 
     def close(self) -> None:
         for view in reversed(self._lent):
             view.release()
         if self._mapping is not None:
-            self._mapping.close()
+            POOL.give_back(self._mapping)
 
 
 def _context(generation: int, content: memoryview) -> bytes:

@@ -7,7 +7,7 @@ from ctxfs.core.budget import WriteBudget
 from ctxfs.core.eviction import choose
 from ctxfs.core.meta import BlockMeta, Put
 from ctxfs.device.engine import Span
-from ctxfs.device.mapping import ANONYMOUS, Mapping
+from ctxfs.device.memorypool import POOL
 from ctxfs.errors import BlockNotFound, CopyCorrupt, TierFull, TierTrouble
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.coding import Coding
@@ -103,7 +103,7 @@ class Demoter:
                     await self._put_cold(meta, stored.span(), copy.method)
             else:
                 assert self.warming is not None
-                with Mapping(ANONYMOUS, block.size) as content:
+                with POOL.memory(block.size) as content:
                     await self.warming.fetch(block, content.view)
                     await self.put_cold(meta, content.span(0, block.size), content.view)
         except (CopyCorrupt, TierTrouble):

@@ -10,7 +10,7 @@ import trio
 
 from ctxfs.codec.digest import digest, digest_of_pieces
 from ctxfs.device.engine import Span
-from ctxfs.device.mapping import ANONYMOUS, Mapping
+from ctxfs.device.memorypool import POOL
 from ctxfs.tiers.hot import HotFile
 
 DIGEST_INLINE_BYTES = 128 << 10  # below this a thread costs more than the digest
@@ -37,7 +37,7 @@ async def readable_span(
     if not copied and not file.has_holes():
         yield file.span(), file.mapping().view
         return
-    with Mapping(ANONYMOUS, file.size) as copy:
+    with POOL.memory(file.size) as copy:
         await trio.to_thread.run_sync(_read_whole, file.fd, copy.view)
         yield copy.span(0, copy.size), copy.view
 
@@ -46,3 +46,4 @@ def _read_whole(fd: int, view: memoryview) -> None:
     done = 0
     while done < len(view) and (got := os.preadv(fd, [view[done:]], done)):  # at most 2 GiB each
         done += got
+    view[done:] = bytes(len(view) - done)  # if it is shorter than it was

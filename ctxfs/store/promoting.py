@@ -13,7 +13,8 @@ import trio
 from ctxfs.codec.digest import digest
 from ctxfs.core.block import Block
 from ctxfs.device.engine import Span
-from ctxfs.device.mapping import ANONYMOUS, Mapping
+from ctxfs.device.mapping import Mapping
+from ctxfs.device.memorypool import POOL
 from ctxfs.errors import (
     BlockNotFound,
     CopyCorrupt,
@@ -170,7 +171,7 @@ class Promoter:
         if not length:
             await self._cold.get(block.generation, span, len(view))
             return
-        with Mapping(ANONYMOUS, length) as stored:
+        with POOL.memory(length) as stored:
             await self._cold.get(block.generation, stored.span(), length)
             await self._coding.decode(stored.view, view, block.generation)
 
@@ -238,7 +239,7 @@ class Promoter:
         self, block: Block, tier: str, read: Callable[[Mapping], Awaitable[None]]
     ) -> bool:
         """Whether what `read` puts into memory is the block's content. `tier`: what is told."""
-        with Mapping(ANONYMOUS, block.size) as mapping:
+        with POOL.memory(block.size) as mapping:
             try:
                 await read(mapping)
             except COPY_IS_GOOD:
