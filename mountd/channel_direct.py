@@ -45,6 +45,7 @@ from mountd.fuseproto.requests import (
     Mknod,
     Release,
     UnknownOpcode,
+    is_release_without,
     parse_body,
     parse_header,
 )
@@ -118,7 +119,7 @@ class DirectChannel:
         self._waiting: dict[int, _Reader] = {}  # by the number of the request
         self._nursery: trio.Nursery | None = None
         self._looking_ns = LOOKING_NS
-        self._put_off: list[tuple[Header, Release]] = []
+        self._put_off: list[bytearray] = []
 
     async def serve(
         self,
@@ -268,6 +269,9 @@ class DirectChannel:
                 continue
             if not length:
                 return
+            if is_release_without(WRITES, buffer, length) and len(self._put_off) < PUT_OFF_MAX:
+                self._put_off.append(buffer[:length])
+                continue
             await self._answer_one(reader, length)
 
     def _in_hand(self, header: Header | None) -> None:
@@ -317,10 +321,7 @@ class DirectChannel:
         body: Body | None = None
         try:
             body = parse_body(header, reader.buffer)
-            if isinstance(body, Release) and not body.flags & WRITES:
-                self._put_off.append((header, body))
-                return
-            if self._put_off and (header.opcode != Opcode.OPEN or len(self._put_off) > PUT_OFF_MAX):
+            if self._put_off and header.opcode != Opcode.OPEN:
                 self._do_put_off()
             self._in_hand(header)
             at_once = AT_ONCE.get(header.opcode)
@@ -338,7 +339,11 @@ class DirectChannel:
 
     def _do_put_off(self) -> None:
         """Carry out closes that nobody waits for: the next open was to come first."""
-        for header, body in self._put_off:
+        self._alertness.requests += len(self._put_off)
+        for message in self._put_off:
+            header = parse_header(message, len(message))
+            body = parse_body(header, message)
+            assert isinstance(body, Release)
             self._translator.release(header, body)
             self._device.answer(replies.failure(header.unique, 0))
         self._put_off.clear()

@@ -330,6 +330,9 @@ _NAME = Layout(Name, _NO_FIXED, names=1)
 _OPEN = Layout(Open, Struct("=II"))
 _READ = Layout(Read, Struct("=QQIIQI4x"))
 _RELEASE = Layout(Release, Struct("=QIIQ"))
+_RELEASE_GIST = Struct("=II28xH10xI")  # length, opcode, length of extensions, flags
+_RELEASE_BYTES = HEADER_BYTES + _RELEASE.fixed_bytes
+_RELEASE_START = [_RELEASE_BYTES, int(Opcode.RELEASE)]
 _FSYNC = Layout(Fsync, Struct("=QI4x"))
 _COPY = Layout(CopyFileRange, Struct("=7Q"))
 _INIT = Struct("=IIII")
@@ -389,6 +392,17 @@ def parse_header(buffer: bytes | bytearray, length: int) -> Header:
     if header.length != length:
         raise Malformed(f"a request of {header.length} bytes came as {length}")
     return header
+
+
+def is_release_without(flags: int, buffer: bytes | bytearray, length: int) -> bool:
+    """Whether a message is the RELEASE of a file that was opened with none of these flags.
+
+    Nothing more of it is looked at: who opens the next file is waiting.
+    """
+    if length != _RELEASE_BYTES:
+        return False
+    *start, extensions, opened_with = _RELEASE_GIST.unpack_from(buffer)
+    return start == _RELEASE_START and not extensions and not opened_with & flags
 
 
 def parse_body(header: Header, buffer: bytes | bytearray) -> Body:

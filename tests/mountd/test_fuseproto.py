@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import typing
 from pathlib import Path
@@ -165,3 +166,23 @@ def test_opcodes_are_those_of_the_header_file() -> None:
     assert {code.name: told.get(code.name, code.value) for code in Opcode} == {
         code.name: code.value for code in Opcode
     }
+
+
+@pytest.mark.parametrize(
+    ("opcode", "flags", "expected"),
+    [
+        (Opcode.RELEASE, os.O_RDONLY, True),
+        (Opcode.RELEASE, os.O_RDWR, False),
+        (Opcode.RELEASEDIR, os.O_RDONLY, False),
+        (Opcode.FLUSH, os.O_RDONLY, False),
+    ],
+)
+def test_release_of_a_reader_is_told_from_all_else(
+    opcode: Opcode, flags: int, expected: bool
+) -> None:
+    body: Body = requests.Release(7, flags, 0, 0)
+    if opcode is Opcode.FLUSH:
+        body = requests.Flush(7, 0)
+    message = requests.pack(Header(0, opcode, 2, 3, 0, 0, 1), body)
+    assert requests.is_release_without(os.O_RDWR | os.O_WRONLY, message, len(message)) is expected
+    assert not requests.is_release_without(0, message, len(message) - 1)
