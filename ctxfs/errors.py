@@ -129,6 +129,44 @@ class DeviceLost(DeviceError):
     """
 
 
+class PeerError(CtxfsError):
+    """Another member, or the way to it, is at fault."""
+
+    code = errno.EIO
+    exit_code = 5
+
+
+class PeerProtocolError(PeerError):
+    """A peer sent what the protocol does not allow. It costs that peer its connection."""
+
+
+class PeerRejected(PeerError):
+    """Two members cannot work together: another cluster, name, certificate or version."""
+
+
+class PeerUnreachable(PeerError):
+    """There is no connection to the peer, or it did not answer others lately. Nothing was asked."""
+
+    code = errno.ETIMEDOUT
+
+
+class PeerBusy(PeerError):
+    """The peer has the block, and asks to have it read from another holder."""
+
+
+class PeerRefused(PeerError):
+    """The peer has trouble of its own, or no room."""
+
+
+class BlockGone(BlockNotFound):
+    """A peer knows that this version was removed, and of no later one."""
+
+    def __init__(self, text: str, version: int = 0, until_ns: int = 0) -> None:
+        super().__init__(text)
+        self.version = version
+        self.until_ns = until_ns  # wall clock: how long this is to be remembered
+
+
 class CopyCorrupt(DeviceError):
     """A copy's bytes do not match their checksum. It is dropped, never served."""
 

@@ -9,7 +9,7 @@ import pytest
 from tests.sources import ROOT, Source, sources
 
 SHIPPED = tuple(source for source in sources() if source.package != "tests")
-PURE = ("ctxfs.core", "ctxfs.ondisk", "ctxfs.codec", "mountd.fuseproto")
+PURE = ("ctxfs.core", "ctxfs.ondisk", "ctxfs.codec", "ctxfs.wire", "mountd.fuseproto")
 # Contracts look only at direct names of the standard library; here, the clock and the process too.
 IMPURE = {"asyncio", "io", "liburing", "os", "pathlib", "pyfuse3", "pyverbs", "random", "select"}
 IMPURE |= {"socket", "subprocess", "threading", "time", "trio", "uuid"}
