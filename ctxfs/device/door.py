@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ctxfs.device.links import FileSpan
+from ctxfs.device.lanes import Source
 from ctxfs.wire.greeting import Identity
 from ctxfs.wire.messages import (
     Answer,
@@ -24,11 +24,11 @@ from ctxfs.wire.messages import (
 class Opened:
     """Bytes that were asked for. They stay, and nobody changes them, until `release` is called.
 
-    `source` is exactly as long as what was asked for. `release` is called once, never in the
-    middle of an await of the store's.
+    `source` is exactly as long as what was asked for: memory, the faster, or of a file with holes a
+    `FileSpan`. It is not touched after `release`, which is called once.
     """
 
-    source: FileSpan
+    source: Source
     release: Callable[[], None]
 
 

@@ -5,7 +5,6 @@ of `withdraw`, what still arrives for it is read into a buffer of the lane's own
 began to be sent is sent to its end, since the other side counts on it, or the session ends.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +12,18 @@ from dataclasses import dataclass
 import trio
 
 from ctxfs.device.links import FileSpan, Link
-from ctxfs.errors import PeerProtocolError, PeerUnreachable, TooManyOpen
+from ctxfs.errors import PeerProtocolError, PeerUnreachable
 from ctxfs.wire.connection import Connection, Received
+from ctxfs.wire.limits import STRIPE_BYTES_MAX
 from ctxfs.wire.messages import Stripe
 from ctxfs.wire.transfer import Dispatch, Reception
 
 SPILL_BYTES = 256 << 10  # at a time, of what nobody wants any more
 TURN_BYTES = 1 << 20  # received or sent before others in the loop get their turn
+
+
+Source = memoryview | FileSpan  # what is sent; memory must be dense: holes would be filled
+_ZEROS = memoryview(bytes(SPILL_BYTES))
 
 
 class Incoming:
@@ -69,55 +73,63 @@ class Incoming:
 
 
 class Outgoing:
-    """Bytes of a file that are sent as there is credit for them.
+    """Bytes of `source` that are sent as there is credit for them; untouched after `withdraw`.
 
-    A descriptor of its own keeps the file open while a stripe that began is sent to its end, so
-    that nobody has to wait for that. `on_sent` is called in the same step as the last byte goes to
-    the kernel, unless this was withdrawn before.
+    Memory is copied by the kernel in the call that sends it, so that it may be used again as soon
+    as `on_sent` was called: in the same step as the last byte goes, unless withdrawn before. Pages
+    of a file go without a copy, and may still be on their way then.
     """
 
     def __init__(
-        self, source: FileSpan, unit: int, credit: int, on_sent: Callable[[], None] | None = None
+        self,
+        source: Source,
+        length: int,
+        unit: int,
+        credit: int,
+        on_sent: Callable[[], None] | None = None,
     ) -> None:
-        """`withdraw` must be called in the end. Raises TooManyOpen."""
-        self.dispatch = Dispatch(source.length, unit, credit)
-        self._source = source
+        """`length` is to be that of `source`. Raises ValueError."""
+        if length != (source.length if isinstance(source, FileSpan) else len(source)):
+            raise ValueError(f"a source of another length than the {length} bytes to send")
+        self.dispatch = Dispatch(length, unit, credit)
+        self._source: Source | None = source
         self._on_sent = on_sent
         self._under_way = 0
-        self._is_withdrawn = False
-        try:
-            self._fd = os.dup(source.fd)
-        except OSError as error:
-            raise TooManyOpen(f"nothing can be sent: {error.strerror}") from error
 
     @property
     def is_ready(self) -> bool:
         """Whether a stripe can be sent now."""
-        return self.dispatch.is_ready and not self._is_withdrawn
+        return self.dispatch.is_ready and self._source is not None
 
-    def begin(self) -> tuple[Stripe, FileSpan]:
-        """Take the next stripe; `end` is to be called when it was sent."""
-        offset, length = self.dispatch.take()
+    def begin(self, size_max: int) -> Stripe:
+        """Take the next stripe, one unit or up to `size_max`; `end` is to be called afterwards."""
         self._under_way += 1
-        return Stripe(offset, length), FileSpan(self._fd, self._source.offset + offset, length)
+        return Stripe(*self.dispatch.take(size_max))
+
+    def send_nowait(self, link: Link, offset: int, length: int) -> int:
+        """Send up to `length` bytes from `offset` on, and return how many. Raises PeerUnreachable.
+
+        A stripe that began before `withdraw` goes on with zeros, which nobody awaits.
+        """
+        match self._source:
+            case None:
+                return link.send_nowait(_ZEROS[:length])
+            case FileSpan(fd, start, _):
+                return link.send_file_nowait(FileSpan(fd, start + offset, length))
+            case memory:
+                with memory[offset : offset + length] as piece:
+                    return link.send_nowait(piece)
 
     def end(self) -> None:
         """A stripe that was begun is sent, or its connection is over."""
         self._under_way -= 1
-        self._settle()
+        is_sent = self.dispatch.is_done and not self._under_way and self._source is not None
+        if is_sent and self._on_sent is not None:
+            self._on_sent()
 
     def withdraw(self) -> None:
-        """Begin no more stripes."""
-        self._is_withdrawn = True
-        self._settle()
-
-    def _settle(self) -> None:
-        if self._under_way or self._fd < 0 or not (self._is_withdrawn or self.dispatch.is_done):
-            return
-        os.close(self._fd)
-        self._fd = -1
-        if self._on_sent is not None and not self._is_withdrawn:
-            self._on_sent()
+        """Begin no more stripes, and let go of the source."""
+        self._source = None
 
 
 @dataclass(slots=True)
@@ -183,7 +195,7 @@ class Lanes:
         incoming = self._incoming.get(request)
         if incoming is not None:
             incoming.accept(stripe.offset, stripe.length)
-        elif not self._was_asked(request) or stripe.length > self.unit:
+        elif not self._was_asked(request) or stripe.length > STRIPE_BYTES_MAX:
             raise PeerProtocolError("a stripe of a request that was never made, or too long")
         turn = TURN_BYTES
         while left := connection.payload_left:
@@ -210,21 +222,43 @@ class Lanes:
 
     async def run_sender(self, link: Link, connection: Connection) -> None:
         """Send stripes over one of the connections, until cancelled. Raises PeerUnreachable."""
+        turn = TURN_BYTES
         while True:
             while not self._ready:
                 await self._idle.park()
+                turn = TURN_BYTES
             request, outgoing = self._ready.popleft()
             if not outgoing.is_ready:
                 continue
-            stripe, source = outgoing.begin()
+            # While others wait, all lanes are busy, and long stripes cost less.
+            stripe = outgoing.begin(TURN_BYTES if self._ready else self.unit)
             if outgoing.is_ready:  # the next lane takes another of it, after those of others
                 self._ready.append((request, outgoing))
             try:
-                with trio.move_on_after(self._stall_s) as patience:
-                    await link.send_file(connection.stripe(request, stripe), source)
-                if patience.cancelled_caught:
-                    raise PeerUnreachable("a data connection takes nothing")
-                self.counters.sent_bytes += stripe.length
+                await self._send(link, connection.stripe(request, stripe), outgoing, stripe)
             finally:
                 outgoing.end()
-            await trio.lowlevel.checkpoint()
+            turn -= stripe.length
+            if turn < 0:
+                await trio.lowlevel.checkpoint()
+                turn = TURN_BYTES
+
+    async def _send(self, link: Link, frame: bytes, outgoing: Outgoing, stripe: Stripe) -> None:
+        at, end = stripe.offset, stripe.offset + stripe.length
+        while frame:
+            sent = link.send_nowait(frame, more=True)
+            frame = frame[sent:]
+            if frame:
+                await self._wait_to_send(link)
+        while at < end:
+            sent = outgoing.send_nowait(link, at, end - at)
+            at += sent
+            self.counters.sent_bytes += sent
+            if not sent:
+                await self._wait_to_send(link)
+
+    async def _wait_to_send(self, link: Link) -> None:
+        with trio.move_on_after(self._stall_s):
+            await link.wait_to_send()
+            return
+        raise PeerUnreachable("a data connection takes nothing")

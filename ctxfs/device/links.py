@@ -14,7 +14,7 @@ import trio
 
 from ctxfs.errors import PeerUnreachable
 
-RECEIVE_BYTES: Final = 256 << 10  # what a waiting receiver is woken for, where more is to come
+RECEIVE_BYTES: Final = 512 << 10  # what a waiting receiver is woken for, where more is to come
 PIECE_BYTES: Final = 128 << 10  # that TLS takes at a time
 USER_TIMEOUT_MS: Final = 20_000  # sent, and not acknowledged for so long: the connection is over
 
@@ -82,29 +82,25 @@ class Link:
         """Wait until there is room to send."""
         await trio.lowlevel.wait_writable(self._sock)
 
-    async def send_all(self, data: bytes, *, more: bool = False) -> None:
+    async def send_all(self, data: bytes) -> None:
         """Send all. Cancelled, the connection is of no more use."""
         with memoryview(data) as view:
-            sent = self.send_nowait(view, more=more)
+            sent = self.send_nowait(view)
             while sent < len(view):
                 await self.wait_to_send()
-                sent += self.send_nowait(view[sent:], more=more)
+                sent += self.send_nowait(view[sent:])
 
-    async def send_file(self, head: bytes, source: FileSpan) -> None:
-        """Send `head`, then the file's bytes, which nobody copies. Cancelled as `send_all`."""
-        await self.send_all(head, more=True)
-        offset, end = source.offset, source.offset + source.length
-        while offset < end:
-            try:
-                sent = os.sendfile(self._sock.fileno(), source.fd, offset, end - offset)
-            except BlockingIOError:
-                await self.wait_to_send()
-                continue
-            except OSError as error:
-                raise broken(error) from error
-            if not sent:
-                raise PeerUnreachable("a file that was being sent became shorter")
-            offset += sent
+    def send_file_nowait(self, source: FileSpan) -> int:
+        """Send what there is room for and return how much that was. Raises PeerUnreachable."""
+        try:
+            sent = os.sendfile(self._sock.fileno(), source.fd, source.offset, source.length)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise broken(error) from error
+        if not sent:
+            raise PeerUnreachable("a file that was being sent became shorter")
+        return sent
 
     def _wake_for(self, low_water: int) -> None:
         if low_water != self._low_water:
@@ -146,22 +142,20 @@ class TlsLink(Link):
         return length
 
     def send_nowait(self, data: bytes | bytearray | memoryview, *, more: bool = False) -> int:
-        try:
-            return self._sock.send(data)
-        except ssl.SSLWantWriteError:
-            return 0
-        except OSError as error:
-            raise broken(error) from error
+        # What did not go must come again, and not shorter: so pieces are cut here, always alike.
+        with memoryview(data)[:PIECE_BYTES] as piece:
+            try:
+                return self._sock.send(piece)
+            except ssl.SSLWantWriteError:
+                return 0
+            except OSError as error:
+                raise broken(error) from error
 
-    async def send_file(self, head: bytes, source: FileSpan) -> None:
-        await self.send_all(head)
-        offset, end = source.offset, source.offset + source.length
-        while offset < end:
-            piece = os.pread(source.fd, min(PIECE_BYTES, end - offset), offset)
-            if not piece:
-                raise PeerUnreachable("a file that was being sent became shorter")
-            await self.send_all(piece)
-            offset += len(piece)
+    def send_file_nowait(self, source: FileSpan) -> int:
+        piece = os.pread(source.fd, min(PIECE_BYTES, source.length), source.offset)
+        if not piece:
+            raise PeerUnreachable("a file that was being sent became shorter")
+        return self.send_nowait(piece)
 
     def _wake_for(self, low_water: int) -> None:
         """The socket's bytes are not those that are waited for: any may complete a record."""

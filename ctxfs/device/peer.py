@@ -14,14 +14,12 @@ from typing import TypeVar
 
 import trio
 
-from ctxfs.device.lanes import Incoming, LaneCounters, Outgoing
-from ctxfs.device.links import FileSpan
+from ctxfs.device.lanes import Incoming, LaneCounters, Outgoing, Source
 from ctxfs.device.peersession import Pending, Session, connect, reason_of
 from ctxfs.device.tcp import Address
 from ctxfs.device.timing import Timing
 from ctxfs.device.tls import Security
 from ctxfs.errors import (
-    BadValue,
     BlockGone,
     BlockNotFound,
     CtxfsError,
@@ -171,13 +169,11 @@ class Peer:
                 session.lanes.forget(pending.request)
                 session.end(pending)
 
-    async def push(self, offer: Offer, source: FileSpan, within_s: float) -> Stored | Refused:
+    async def push(self, offer: Offer, source: Source, within_s: float) -> Stored | Refused:
         """Offer a block and send its bytes if they are wanted. `source` must stay until then.
 
         Refused is returned for HAVE, GONE, NO_ROOM and BUSY, which are no errors of a push.
         """
-        if source.length != offer.size:
-            raise BadValue(f"{source.length} bytes to send of a block of {offer.size}")
         offered = replace(offer, budget_ms=_budget(within_s))
         async with self._asking(within_s) as session:
             with _asked(session, offered) as pending:
@@ -185,7 +181,7 @@ class Peer:
                 if isinstance(answer, Refused) and answer.reason in _NOT_WANTED:
                     return answer
                 credit = _expect(answer, Wanted).credit
-                outgoing = Outgoing(source, session.welcome.stripe_bytes, credit)
+                outgoing = Outgoing(source, offer.size, session.welcome.stripe_bytes, credit)
                 try:
                     return await _pushed(session, pending, outgoing)
                 finally:
@@ -308,7 +304,6 @@ class Peer:
             self._doubt = trio.Event()
             with trio.move_on_after(self._timing.beat_s):
                 await self._doubt.wait()
-
 
     async def _ask_stats(self, session: Session) -> Stats:
         sent_s = trio.current_time()

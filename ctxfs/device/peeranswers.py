@@ -210,11 +210,13 @@ class Answering:
                 self._connection.finish(request)
                 sent.set()
 
-            outgoing = Outgoing(opened.source, self.lanes.unit, message.credit, finished)
+            outgoing = Outgoing(
+                opened.source, message.length, self.lanes.unit, message.credit, finished
+            )
             try:
                 self._outgoing[request] = outgoing
                 self.lanes.send(request, outgoing)
-                if opened.source.length:
+                if message.length:
                     await sent.wait()
                 else:
                     self._connection.finish(request)

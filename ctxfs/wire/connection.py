@@ -13,7 +13,7 @@ from typing import Final
 from ctxfs.errors import PeerProtocolError
 from ctxfs.wire import frames
 from ctxfs.wire.fields import Bytes
-from ctxfs.wire.frames import HEADER_BYTES, PREFACE, Head
+from ctxfs.wire.frames import HEADER_BYTES, PREFACE, STRIPE_BYTES, Head
 from ctxfs.wire.limits import BODY_BYTES_MAX, HELLO_BYTES_MAX
 from ctxfs.wire.messages import (
     REPLIES,
@@ -114,7 +114,17 @@ class Connection:
 
     @property
     def wanted(self) -> int:
-        """How many bytes complete what is being received; 0 while a stripe's payload is next."""
+        """How many bytes to read next, so that none of a payload is among them; 0: payload is next.
+
+        Where a stripe may come, its whole frame: none is shorter that a payload follows.
+        """
+        if self.role is Role.DATA and self.phase is Phase.OPEN and not self._buffer:
+            return 0 if self.payload_left else STRIPE_BYTES
+        return self._missing
+
+    @property
+    def _missing(self) -> int:
+        """How many bytes complete what is being received; 0 while a payload is next."""
         if self.payload_left:
             return 0
         if not self._is_prefaced:
@@ -146,14 +156,14 @@ class Connection:
                 self.payload_left -= len(piece)
                 yield Payload(self._payload_request, bytes(piece))
             else:
-                piece = data[: self.wanted]
+                piece = data[: self._missing]
                 self._buffer += piece
-                if not self.wanted:
+                if not self._missing:
                     yield from self._completed()
             data = data[len(piece) :]
 
     def _completed(self) -> Iterator[Event]:
-        """What `wanted` asked for is there: preface, header, or frame."""
+        """What was missing is there: preface, header, or frame."""
         if not self._is_prefaced:
             if self._buffer != PREFACE:
                 raise PeerProtocolError("whoever this is, it is no member")

@@ -24,6 +24,7 @@ PREFACE: Final = b"CTXPEER\n"  # before the first frame, from both sides
 HEAD: Final = Struct("<IHHQ")
 HEADER_BYTES: Final = 24
 FLAG_OPTIONAL: Final = 1
+STRIPE_BYTES: Final = HEADER_BYTES + 12  # of a frame that a payload follows
 
 
 @dataclass(frozen=True, slots=True)

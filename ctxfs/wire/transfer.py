@@ -1,7 +1,7 @@
 """Bytes of one request in stripes: which are sent next, which may arrive, and how much credit.
 
-Stripe k holds bytes k * unit up to the next one's, so that each is told by its offset. Stripes go
-over any of the data connections, and arrive in any order.
+A stripe begins at a multiple of the unit and holds one unit or several; only the last one of all
+may end within a unit. Stripes go over any of the data connections, and arrive in any order.
 """
 
 from ctxfs.errors import PeerProtocolError
@@ -32,9 +32,15 @@ class Dispatch:
         """Whether there is a stripe that the credit covers."""
         return not self.is_done and self._credit >= self._size()
 
-    def take(self) -> tuple[int, int]:
-        """Return offset and length of the next stripe, where `is_ready`."""
+    def take(self, size_max: int = 0) -> tuple[int, int]:
+        """Return offset and length of the next stripe, where `is_ready`.
+
+        It is one unit, or as many as go into `size_max` and the credit.
+        """
         offset, size = self._next, self._size()
+        if size_max > self._unit:
+            units = min(size_max, self._credit, self._length - offset) // self._unit
+            size = max(size, units * self._unit)
         self._next += size
         self._credit -= size
         return offset, size
@@ -70,14 +76,17 @@ class Reception:
 
     def accept(self, offset: int, length: int) -> None:
         """A stripe begins. Raises PeerProtocolError where it cannot be one that is awaited."""
-        number, rest = divmod(offset, self._unit)
-        legal = not rest and offset < self._length and length == self._expected(offset)
-        if not legal or self._seen[number]:
+        first, rest = divmod(offset, self._unit)
+        end = offset + length
+        if rest or not offset < end <= self._length or (end % self._unit and end != self._length):
             raise PeerProtocolError(f"a stripe of {length} bytes at {offset} that nobody awaits")
+        last = -(-end // self._unit)
+        if any(self._seen[first:last]):
+            raise PeerProtocolError(f"a stripe at {offset} that was here before")
         self._taken += length
         if self._taken > self._given:
             raise PeerProtocolError("more bytes than there was credit for")
-        self._seen[number] = 1
+        self._seen[first:last] = bytes([1]) * (last - first)
 
     def add(self, length: int) -> int:
         """`length` bytes of accepted stripes arrived; return the credit to give now, or 0."""
@@ -89,6 +98,3 @@ class Reception:
         amount = min(rest, self._window - under_way)
         self._given += amount
         return amount
-
-    def _expected(self, offset: int) -> int:
-        return min(self._unit, self._length - offset)

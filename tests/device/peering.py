@@ -9,6 +9,7 @@ import trio
 
 from ctxfs.codec.digest import digest
 from ctxfs.device.door import Arrival, Opened
+from ctxfs.device.lanes import Source
 from ctxfs.device.links import FileSpan
 from ctxfs.device.mapping import Mapping
 from ctxfs.device.peer import Peer
@@ -61,6 +62,17 @@ class Stored:
     size: int
     version: int
     leases: int = 0
+    mapping: Mapping | None = None
+
+    def memory(self) -> memoryview:
+        if self.mapping is None:
+            self.mapping = Mapping(self.fd, self.size)
+        return self.mapping.view
+
+    def close(self) -> None:
+        if self.mapping is not None:
+            self.mapping.close()  # raises BufferError if somebody still uses it
+        os.close(self.fd)
 
 
 class Landing:
@@ -108,7 +120,7 @@ class MemoryDoor:
     gate: trio.Event | None = None  # reads and offers wait for it
     waiting: trio.Event = field(default_factory=trio.Event)  # somebody came to the gate
     changed: trio.Event = field(default_factory=trio.Event)
-    deaf: bool = False
+    lends_memory: bool = True
     gone_peers: list[bytes] = field(default_factory=list)
 
     def put(self, key: bytes, content: bytes, version: int = 1) -> bytes:
@@ -117,7 +129,7 @@ class MemoryDoor:
 
     def close(self) -> None:
         for block in self.blocks.values():
-            os.close(block.fd)
+            block.close()
 
     async def _pass(self) -> None:
         if self.gate is not None:
@@ -155,10 +167,15 @@ class MemoryDoor:
         if block is None or block.version != request.version:
             raise BlockNotFound("no such block")
         block.leases += 1
-        return Opened(FileSpan(block.fd, request.offset, request.length), self._releasing(block))
+        source: Source = FileSpan(block.fd, request.offset, request.length)
+        if self.lends_memory:
+            source = block.memory()[request.offset : request.offset + request.length]
+        return Opened(source, self._releasing(block, source))
 
-    def _releasing(self, block: Stored) -> Callable[[], None]:
+    def _releasing(self, block: Stored, source: Source) -> Callable[[], None]:
         def release() -> None:
+            if isinstance(source, memoryview):
+                source.release()
             block.leases -= 1
             self.changed.set()
 

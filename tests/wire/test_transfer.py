@@ -22,7 +22,7 @@ def test_all_bytes_arrive_whatever_the_order_within_the_window(
     under_way: list[tuple[int, int]] = []
     while not reception.is_complete:
         if dispatch.is_ready and (not under_way or chance.random() < 0.6):
-            under_way.append(dispatch.take())
+            under_way.append(dispatch.take(unit * chance.randrange(4)))
             assert sum(size for _, size in under_way) <= window
         else:
             offset, size = under_way.pop(chance.randrange(len(under_way)))
@@ -35,7 +35,8 @@ def test_all_bytes_arrive_whatever_the_order_within_the_window(
 
 
 @pytest.mark.parametrize(
-    ("offset", "length"), [(1, 100), (0, 99), (0, 101), (300, 100), (200, 100), (400, 1), (100, 50)]
+    ("offset", "length"),
+    [(1, 100), (0, 99), (0, 101), (300, 100), (200, 100), (400, 1), (100, 50), (0, 300), (0, 240)],
 )
 def test_a_stripe_that_is_none_is_refused(offset: int, length: int) -> None:
     reception = Reception(250, 100, 1000)
@@ -45,9 +46,11 @@ def test_a_stripe_that_is_none_is_refused(offset: int, length: int) -> None:
 
 def test_a_stripe_comes_once() -> None:
     reception = Reception(250, 100, 1000)
-    reception.accept(200, 50)
-    with pytest.raises(PeerProtocolError, match="nobody awaits"):
-        reception.accept(200, 50)
+    reception.accept(100, 150)
+    for offset, length in ((200, 50), (0, 250), (100, 100)):
+        with pytest.raises(PeerProtocolError, match="was here before"):
+            reception.accept(offset, length)
+    reception.accept(0, 100)
 
 
 def test_who_sends_beyond_its_credit_is_found_out() -> None:
