@@ -14,12 +14,13 @@ import trio
 from ctxfs.device.links import FileSpan, Link
 from ctxfs.errors import PeerProtocolError, PeerUnreachable
 from ctxfs.wire.connection import Connection, Received
-from ctxfs.wire.limits import STRIPE_BYTES_MAX
+from ctxfs.wire.limits import BODY_BYTES_MAX, STRIPE_BYTES_MAX
 from ctxfs.wire.messages import Stripe
 from ctxfs.wire.transfer import Dispatch, Reception
 
 SPILL_BYTES = 256 << 10  # at a time, of what nobody wants any more
 TURN_BYTES = 1 << 20  # received or sent before others in the loop get their turn
+LONG_BYTES = 2 << 20  # of a stripe, where there are more requests than lanes
 
 
 Source = memoryview | FileSpan  # what is sent; memory must be dense: holes would be filled
@@ -183,9 +184,13 @@ class Lanes:
 
         Raises PeerProtocolError and PeerUnreachable, upon which the session is to end.
         """
+        frame = bytearray(BODY_BYTES_MAX)
+        view = memoryview(frame)
         while True:
-            data = await link.receive(connection.wanted)
-            for event in connection.feed(data):
+            wanted = connection.wanted
+            while (got := link.receive_nowait(view[:wanted])) is None:
+                await link.wait_to_receive(1)
+            for event in connection.feed(view[:got]):
                 if isinstance(event, Received) and isinstance(event.message, Stripe):
                     await self._receive(link, connection, event.request, event.message)
 
@@ -231,7 +236,7 @@ class Lanes:
             if not outgoing.is_ready:
                 continue
             # While others wait, all lanes are busy, and long stripes cost less.
-            stripe = outgoing.begin(TURN_BYTES if self._ready else self.unit)
+            stripe = outgoing.begin(LONG_BYTES if self._ready else self.unit)
             if outgoing.is_ready:  # the next lane takes another of it, after those of others
                 self._ready.append((request, outgoing))
             try:

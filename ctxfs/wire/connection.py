@@ -118,9 +118,16 @@ class Connection:
 
         Where a stripe may come, its whole frame: none is shorter that a payload follows.
         """
-        if self.role is Role.DATA and self.phase is Phase.OPEN and not self._buffer:
-            return 0 if self.payload_left else STRIPE_BYTES
-        return self._missing
+        return STRIPE_BYTES if self._is_fresh else self._missing
+
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether a frame begins with the next byte, and may be a stripe."""
+        return (
+            self.role is Role.DATA
+            and self.phase is Phase.OPEN
+            and not (self.payload_left or self._buffer)
+        )
 
     @property
     def _missing(self) -> int:
@@ -137,6 +144,9 @@ class Connection:
         if self.phase is Phase.CLOSED:
             raise PeerProtocolError("bytes after the end")
         try:
+            if self._is_fresh and (found := frames.decode_stripe(data)):
+                self._receive_stripe(*found)
+                return [Received(*found)]
             return list(self._events(memoryview(data)))
         except PeerProtocolError:
             self.phase = Phase.CLOSED
@@ -321,7 +331,7 @@ class Connection:
         """Return the frame that its raw bytes are to follow."""
         if self.role is not Role.DATA or self.phase is not Phase.OPEN:
             raise LocalProtocolError("a stripe here, or now")
-        return frames.encode(request, stripe)
+        return frames.encode_stripe(request, stripe)
 
     def _check_sending(self, side: Side, role: Role) -> None:
         if self.side is not side or self.role is not role or self.phase is not Phase.OPEN:

@@ -24,7 +24,8 @@ PREFACE: Final = b"CTXPEER\n"  # before the first frame, from both sides
 HEAD: Final = Struct("<IHHQ")
 HEADER_BYTES: Final = 24
 FLAG_OPTIONAL: Final = 1
-STRIPE_BYTES: Final = HEADER_BYTES + 12  # of a frame that a payload follows
+_STRIPE: Final = Struct("<QI")
+STRIPE_BYTES: Final = HEADER_BYTES + _STRIPE.size  # of a frame that a payload follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,27 @@ def decode(head: Head, header: Bytes, body: Bytes) -> Message | None:
     if isinstance(message, Stripe) and not message.length:
         raise PeerProtocolError("a stripe without bytes")
     return message
+
+
+def encode_stripe(request: int, stripe: Stripe) -> bytes:
+    """Return what `encode` does, faster."""
+    head = HEAD.pack(_STRIPE.size, NUMBERS[Stripe], 0, request)
+    body = _STRIPE.pack(stripe.offset, stripe.length)
+    return b"".join((head, _checksum(head, body), body))
+
+
+def decode_stripe(data: Bytes) -> tuple[int, Stripe] | None:
+    """Return request and stripe if `data` is just such a frame, and good; faster than `decode`."""
+    if len(data) != STRIPE_BYTES:
+        return None
+    length, kind, flags, request = HEAD.unpack_from(data)
+    if (length, kind, flags) != (_STRIPE.size, NUMBERS[Stripe], 0):
+        return None
+    offset, size = _STRIPE.unpack_from(data, HEADER_BYTES)
+    checksum = _checksum(data[: HEAD.size], data[HEADER_BYTES:])
+    if not size or checksum != data[HEAD.size : HEADER_BYTES]:
+        return None
+    return request, Stripe(offset, size)
 
 
 def _checksum(head: Bytes, body: Bytes) -> bytes:

@@ -28,6 +28,17 @@ def test_every_message_comes_back_as_it_was(message: m.Message) -> None:
     assert decode(frames.encode(3, message)) == message
 
 
+@given(strategies.stripes, strategies.u64, st.integers(0, frames.STRIPE_BYTES * 8 - 1))
+def test_the_short_way_for_stripes_is_the_same(stripe: m.Stripe, request: int, bit: int) -> None:
+    frame = frames.encode(request, stripe)
+    assert frames.encode_stripe(request, stripe) == frame
+    assert frames.decode_stripe(frame) == (request, stripe)
+    assert frames.decode_stripe(frame + b"x") is None
+    changed = bytearray(frame)
+    changed[bit // 8] ^= 1 << bit % 8
+    assert frames.decode_stripe(changed) is None
+
+
 def test_every_message_has_a_number_and_fields_that_travel() -> None:
     assert set(m.TYPES.values()) == set(m.Message.__args__)
     assert len(m.NUMBERS) == len(m.TYPES)
