@@ -106,6 +106,7 @@ class Peer:
         self._session: Session | None = None
         self._tried = trio.Event()  # the first attempt to connect is over
         self._doubt = trio.Event()  # a deadline was missed: see whether it lives
+        self._awaiting = trio.lowlevel.ParkingLot()
 
     # -- what it is
 
@@ -128,6 +129,11 @@ class Peer:
         if self._session is not None:
             _add(total, self._session.lanes.counters)
         return total
+
+    async def wait_connected(self) -> None:
+        """Wait until there is a session."""
+        while self._session is None:
+            await self._awaiting.park()
 
     # -- what can be asked
 
@@ -277,6 +283,7 @@ class Peer:
         self._counters.connected += 1
         self._breaker.heard(now_ns())
         self._session, self.trouble = session, None
+        self._awaiting.unpark_all()
         self._tried.set()
         try:
             async with trio.open_nursery() as nursery:

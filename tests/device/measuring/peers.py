@@ -25,7 +25,7 @@ from tests.device.peering import INSECURE, ME, YOU, MemoryDoor, memory_file
 BLOCK_BYTES = 2 << 20
 BLOCKS = 32
 READERS = 8
-TURNS = 5
+TURNS = 3
 WITHIN_S = 60.0
 
 
