@@ -106,7 +106,7 @@ class Peer:
         self._session: Session | None = None
         self._tried = trio.Event()  # the first attempt to connect is over
         self._doubt = trio.Event()  # a deadline was missed: see whether it lives
-        self._awaiting = trio.lowlevel.ParkingLot()
+        self._better = trio.lowlevel.ParkingLot()
 
     # -- what it is
 
@@ -130,10 +130,10 @@ class Peer:
             _add(total, self._session.lanes.counters)
         return total
 
-    async def wait_connected(self) -> None:
-        """Wait until there is a session."""
-        while self._session is None:
-            await self._awaiting.park()
+    async def wait_healthy(self) -> None:
+        """Wait until there is a session whose peer answers."""
+        while self._session is None or self._breaker.health is not Health.HEALTHY:
+            await self._better.park()
 
     # -- what can be asked
 
@@ -232,6 +232,9 @@ class Peer:
             except (BlockNotFound, PeerBusy, PeerRefused):
                 self._breaker.answered(now_ns())
                 raise
+            except PeerUnreachable:
+                self._breaker.broke(now_ns())
+                raise
         if patience.cancelled_caught:
             self._counters.missed += 1
             self._breaker.missed(sent_ns, now_ns())
@@ -245,6 +248,7 @@ class Peer:
         session = self._session
         if session is None or not self._breaker.admits(now_ns()):
             self._counters.unreachable += 1
+            await trio.lowlevel.checkpoint()
             raise PeerUnreachable(f"{self.name!r}: {self.trouble or 'it was silent lately'}")
         await session.room()
         return session
@@ -283,7 +287,7 @@ class Peer:
         self._counters.connected += 1
         self._breaker.heard(now_ns())
         self._session, self.trouble = session, None
-        self._awaiting.unpark_all()
+        self._better.unpark_all()
         self._tried.set()
         try:
             async with trio.open_nursery() as nursery:
@@ -291,6 +295,7 @@ class Peer:
                 nursery.start_soon(self._beat, session)
         finally:
             self._session = None
+            self._breaker.broke(now_ns())
             self._counters.broken += 1
             _add(self._counters, session.lanes.counters)
             session.close()
@@ -303,6 +308,7 @@ class Peer:
                 await self._ask_stats(session)
             if not patience.cancelled_caught or session.heard_s > sent_s:
                 self._breaker.heard(now_ns())
+                self._better.unpark_all()
             else:
                 self._breaker.broke(now_ns())
                 self.trouble = "its heartbeats stay away"

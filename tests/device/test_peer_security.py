@@ -123,7 +123,7 @@ async def test_changed_certificates_are_used_from_the_next_connection_on(
     async with lab(security=authority.sign("one"), theirs=theirs, timing=quick) as pair:
         assert "not for b'two'" in await refusal_of(pair)
         authority.write("two", "file")
-        await pair.peer.wait_connected()
+        await pair.peer.wait_healthy()
         await pair.peer.lookup([b"k"], PATIENCE_S)
 
 
