@@ -151,6 +151,7 @@ class Lanes:
         """
         self.unit = unit
         self.counters = LaneCounters()
+        self.heard_s = 0.0  # when bytes last came
         self._stall_s = stall_s
         self._was_asked = was_asked
         self._incoming: dict[int, Incoming] = {}
@@ -214,6 +215,7 @@ class Lanes:
                 continue
             connection.skip(got)
             self.counters.received_bytes += got
+            self.heard_s = trio.current_time()
             turn -= got
             if turn < 0:
                 await trio.lowlevel.checkpoint()

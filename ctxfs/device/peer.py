@@ -230,17 +230,18 @@ class Peer:
             try:
                 yield session
             except (BlockNotFound, PeerBusy, PeerRefused):
-                self._breaker.answered(now_ns())
+                self._breaker.answered()
                 raise
             except PeerUnreachable:
                 self._breaker.broke(now_ns())
                 raise
         if patience.cancelled_caught:
             self._counters.missed += 1
-            self._breaker.missed(sent_ns, now_ns())
+            heard_s = self._session.heard_s if self._session else 0.0
+            self._breaker.missed(sent_ns, now_ns(), heard_ns=int(heard_s * 1e9))
             self._doubt.set()
             raise DeadlineExceeded(f"{self.name!r} did not answer within {within_s} s")
-        self._breaker.answered(now_ns())
+        self._breaker.answered()
 
     async def _ready(self) -> Session:
         if not self._tried.is_set():

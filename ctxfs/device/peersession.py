@@ -81,7 +81,6 @@ class Session:
         timing: Timing,
     ) -> None:
         self.welcome = welcome
-        self.heard_s = trio.current_time()  # when something last came on the control connection
         self.lanes = Lanes(welcome.stripe_bytes, timing.stall_s, control[1].was_asked)
         self._link, self._connection = control
         self._lane_links = lanes
@@ -89,6 +88,12 @@ class Session:
         self._pending: dict[int, Pending] = {}
         self._freed = trio.lowlevel.ParkingLot()
         self._failure: PeerUnreachable | None = None
+        self._heard_s = trio.current_time()
+
+    @property
+    def heard_s(self) -> float:
+        """When anything last came, over any of the connections."""
+        return max(self._heard_s, self.lanes.heard_s)
 
     async def run(self) -> None:
         """Serve until cancelled, or something breaks: raises PeerUnreachable, PeerProtocolError.
@@ -105,7 +110,8 @@ class Session:
                     nursery.start_soon(self.lanes.run_receiver, link, connection)
                     nursery.start_soon(self.lanes.run_sender, link, connection)
         except BaseException as error:
-            failure = PeerUnreachable(f"the connection broke: {reason_of(error)}")
+            if not isinstance(error, trio.Cancelled):
+                failure = PeerUnreachable(f"the connection broke: {reason_of(error)}")
             raise
         finally:
             self._failure = failure
@@ -172,7 +178,7 @@ class Session:
     async def _receive(self) -> None:
         while True:
             data = await self._link.receive(RECEIVE_BYTES)
-            self.heard_s = trio.current_time()
+            self._heard_s = trio.current_time()
             for event in self._connection.feed(data):
                 if isinstance(event, Received):
                     pending = self._pending.get(event.request)

@@ -32,7 +32,6 @@ class Breaker:
     health: Health = Health.HEALTHY
     since_ns: int = 0  # it is no more HEALTHY; meaningless while it is
     opened: int = 0  # how often
-    _heard_ns: int = 0
     _misses: int = 0
     _pause_ns: int = PAUSE_MIN_NS
     _retry_ns: int = 0
@@ -46,22 +45,23 @@ class Breaker:
 
     def heard(self, now_ns: int) -> None:
         """Bytes of the peer came."""
-        self._heard_ns = now_ns
         if self.health is Health.BROKEN:
             self.health = Health.HEALTHY
             self._judge(now_ns)
 
-    def answered(self, now_ns: int) -> None:
+    def answered(self) -> None:
         """A request that needs the peer's store was answered in time."""
-        self._heard_ns = now_ns
         self._misses = 0
         self._pause_ns = PAUSE_MIN_NS
         self.health = Health.HEALTHY
 
-    def missed(self, sent_ns: int, now_ns: int) -> None:
-        """A request that was sent at `sent_ns` was not answered by its deadline."""
+    def missed(self, sent_ns: int, now_ns: int, *, heard_ns: int) -> None:
+        """A request that was sent at `sent_ns` was not answered by its deadline.
+
+        `heard_ns`: when anything last came from the peer.
+        """
         self._misses += 1
-        if self._heard_ns <= sent_ns:
+        if heard_ns <= sent_ns:
             self.broke(now_ns)
         elif self.health is Health.SLOW:
             self._pause_ns = min(2 * self._pause_ns, PAUSE_MAX_NS)
