@@ -19,6 +19,7 @@ from ctxfs.errors import (
     NotPermitted,
     NotYours,
     PeerBusy,
+    PeerError,
     PeerUnreachable,
     TierFull,
 )
@@ -157,13 +158,13 @@ class Answering:
 
     async def _answer_lookup(self, request: int, message: Lookup) -> None:
         try:
-            answers = self._door.lookup(self.peer, message.keys)
+            for some in portions(self._door.lookup(self.peer, message.keys)):
+                self._reply(request, Found(some))
+                await self._outbox.room()
+        except PeerError:
+            raise
         except CtxfsError as error:
             self._reply(request, refusal(error))
-            return
-        for some in portions(answers):
-            self._reply(request, Found(some))
-            await self._outbox.room()
 
     async def _answer(self, request: int, message: Request, scope: trio.CancelScope) -> None:
         """Answer in a task of its own, until it is cancelled or the session ends."""
@@ -196,7 +197,7 @@ class Answering:
             case Sync(since_ns, cursor):
                 self._reply(request, await door.tombstones(peer, since_ns, cursor))
             case Lookup() | Heartbeat():
-                """Answered where they are received."""
+                pass  # answered where they are received
             case _:
                 assert_never(message)
 

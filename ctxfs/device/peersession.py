@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import trio
 
@@ -166,10 +166,9 @@ class Session:
             self.end(pending)
 
     def _put(self, frame: bytes) -> None:
-        try:
+        # Where that fails the receiver meets the same, and ends the session; this caller goes on.
+        with suppress(PeerUnreachable):
             self._outbox.put(frame)
-        except PeerUnreachable:
-            """The receiver meets the same, and ends the session; this caller goes on."""
 
     def _check(self) -> None:
         if self._failure is not None:

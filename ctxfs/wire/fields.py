@@ -198,20 +198,20 @@ class Nested:
     """u32 length, then one record of so many bytes."""
 
     def __init__(self, kind: type) -> None:
-        self._kind = kind
+        self.kind = kind
 
     def put(self, out: bytearray, value: Any) -> None:
         put_sized(out, value)
 
     def take(self, cursor: Cursor) -> Any:
-        return read(self._kind, Cursor(cursor.take(cursor.number(4))))
+        return read(self.kind, Cursor(cursor.take(cursor.number(4))))
 
 
 class OneOf:
     """u32 length, then a byte that says which record, and the record."""
 
     def __init__(self, kinds: Mapping[int, type]) -> None:
-        self._kinds = kinds
+        self.kinds = kinds
         self._numbers = {kind: number for number, kind in kinds.items()}
 
     def put(self, out: bytearray, value: Any) -> None:
@@ -220,9 +220,9 @@ class OneOf:
     def take(self, cursor: Cursor) -> Any:
         inner = Cursor(cursor.take(cursor.number(4)))
         number = inner.number(1)
-        if number not in self._kinds:
+        if number not in self.kinds:
             raise PeerProtocolError(f"an entry of the unknown kind {number}")
-        return read(self._kinds[number], inner)
+        return read(self.kinds[number], inner)
 
 
 def put_sized(out: bytearray, value: Any, prefix: bytes = b"") -> None:

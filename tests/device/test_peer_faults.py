@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -64,19 +64,16 @@ async def read_in_the_end(peer: Peer) -> bytes:
     """For when it is not yet known that the connection broke."""
     while True:
         await peer.wait_healthy()
-        try:
+        with suppress(PeerUnreachable):
             return await read(peer)
-        except PeerUnreachable:
-            """It is known now."""
 
 
 async def check_costs_one_deadline(peer: Peer) -> None:
     """The first to ask waits for its deadline, everybody after it for nothing."""
     before = peer.counters
-    try:
+    # Which of them, the heartbeat decides: it may have found out first.
+    with pytest.raises((DeadlineExceeded, PeerUnreachable)):
         await peer.lookup([b"k"], SHORT_S)
-    except (DeadlineExceeded, PeerUnreachable):
-        """Which of them, the heartbeat decides: it may have found out first."""
     for _ in range(100):
         with pytest.raises(PeerUnreachable):
             await peer.lookup([b"k"], PATIENCE_S)
