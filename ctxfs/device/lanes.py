@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import trio
 
 from ctxfs.device.links import FileSpan, Link
-from ctxfs.errors import PeerProtocolError, PeerUnreachable
+from ctxfs.errors import BadValue, PeerProtocolError, PeerUnreachable
 from ctxfs.wire.connection import Connection, Received
 from ctxfs.wire.limits import BODY_BYTES_MAX, STRIPE_BYTES_MAX
 from ctxfs.wire.messages import Stripe
@@ -89,9 +89,9 @@ class Outgoing:
         credit: int,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
-        """`length` is to be that of `source`. Raises ValueError."""
+        """`length` is to be that of `source`. Raises BadValue."""
         if length != (source.length if isinstance(source, FileSpan) else len(source)):
-            raise ValueError(f"a source of another length than the {length} bytes to send")
+            raise BadValue(f"a source of another length than the {length} bytes to send")
         self.dispatch = Dispatch(length, unit, credit)
         self._source: Source | None = source
         self._on_sent = on_sent
@@ -140,6 +140,12 @@ class LaneCounters:
     received_bytes: int = 0
     sent_bytes: int = 0
     spilled_bytes: int = 0  # received for nobody
+
+    def add(self, other: "LaneCounters") -> None:
+        """Add those of another session."""
+        self.received_bytes += other.received_bytes
+        self.sent_bytes += other.sent_bytes
+        self.spilled_bytes += other.spilled_bytes
 
 
 class Lanes:

@@ -9,7 +9,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import trio
@@ -71,9 +71,7 @@ class PeerCounters:
     unreachable: int = 0  # answered at once, without asking
     broken: int = 0  # sessions that ended by themselves
     connected: int = 0  # sessions that began
-    received_bytes: int = 0  # of blocks
-    sent_bytes: int = 0
-    spilled_bytes: int = 0  # came for reads that were given up
+    traffic: LaneCounters = field(default_factory=LaneCounters)
 
 
 class Peer:
@@ -125,9 +123,9 @@ class Peer:
     @property
     def counters(self) -> PeerCounters:
         """Counters, those of the session that lives included."""
-        total = PeerCounters(**{each: getattr(self._counters, each) for each in _COUNTED})
+        total = replace(self._counters, traffic=replace(self._counters.traffic))
         if self._session is not None:
-            _add(total, self._session.lanes.counters)
+            total.traffic.add(self._session.lanes.counters)
         return total
 
     async def wait_healthy(self) -> None:
@@ -244,7 +242,7 @@ class Peer:
         self._breaker.answered()
 
     async def _ready(self) -> Session:
-        if not self._tried.is_set():
+        if self._breaker.health is Health.HEALTHY:  # and then, to begin with, not connected yet
             await self._tried.wait()
         session = self._session
         if session is None or not self._breaker.admits(now_ns()):
@@ -298,7 +296,7 @@ class Peer:
             self._session = None
             self._breaker.broke(now_ns())
             self._counters.broken += 1
-            _add(self._counters, session.lanes.counters)
+            self._counters.traffic.add(session.lanes.counters)
             session.close()
 
     async def _beat(self, session: Session) -> None:
@@ -327,7 +325,6 @@ class Peer:
 
 
 _NOT_WANTED = (Reason.HAVE, Reason.GONE, Reason.NO_ROOM, Reason.BUSY)
-_COUNTED = tuple(PeerCounters.__dataclass_fields__)
 
 
 def now_ns() -> int:
@@ -380,9 +377,3 @@ def _error_of(answer: Message) -> CtxfsError:
         case Refused():
             return PeerRefused(f"the peer refuses ({answer.reason.name.lower()}): {answer.text}")
     return PeerProtocolError(f"{type(answer).__name__} is no answer to that")
-
-
-def _add(total: PeerCounters, lanes: LaneCounters) -> None:
-    total.received_bytes += lanes.received_bytes
-    total.sent_bytes += lanes.sent_bytes
-    total.spilled_bytes += lanes.spilled_bytes

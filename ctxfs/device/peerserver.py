@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import trio
 
 from ctxfs.device.door import Door
+from ctxfs.device.lanes import LaneCounters
 from ctxfs.device.links import Link
 from ctxfs.device.peeranswers import Answering
 from ctxfs.device.peersession import reason_of
@@ -59,6 +60,7 @@ class PeerServer:
     ) -> None:
         """`listener` is closed at the end of `run`."""
         self.counters = ServerCounters()
+        self._traffic = LaneCounters()  # of sessions that ended
         self._listener = listener
         self._door = door
         self._me = me
@@ -67,6 +69,15 @@ class PeerServer:
         self._timing = timing or Timing()
         self._sessions: OrderedDict[tuple[bytes, bytes], _Session] = OrderedDict()
         self._strangers: OrderedDict[trio.CancelScope, None] = OrderedDict()
+
+    @property
+    def traffic(self) -> LaneCounters:
+        """Bytes of blocks that peers read and pushed, since the start."""
+        total = LaneCounters()
+        lanes = [each.answering.lanes.counters for each in self._sessions.values()]
+        for each in (self._traffic, *lanes):
+            total.add(each)
+        return total
 
     @property
     def peers(self) -> set[bytes]:
@@ -193,6 +204,7 @@ class PeerServer:
                 await answering.run()
             finally:
                 del self._sessions[key]
+                self._traffic.add(answering.lanes.counters)
                 self._door.left(peer, hello.session)
 
     def _make_room(self, name: bytes) -> None:

@@ -128,10 +128,11 @@ class Session:
 
     async def room(self) -> None:
         """Wait until another request may be made, `BEATS` being kept. Raises PeerUnreachable."""
+        await self._outbox.room()
         while self._connection.open_requests + BEATS >= self._connection.requests_max:
             self._check()
             await self._freed.park()
-        await self._outbox.room()
+            await self._outbox.room()
 
     def ask(self, message: Request, pending: Pending) -> None:
         """Send a request; answers go to `pending`. Raises PeerUnreachable, BadValue."""
@@ -158,6 +159,9 @@ class Session:
 
     async def beat(self) -> Message:
         """Ask for a heartbeat and return the answer. Raises PeerUnreachable."""
+        while self._connection.open_requests >= self._connection.requests_max:
+            self._check()
+            await self._freed.park()  # former heartbeats are not answered
         pending = Pending()
         self.ask(Heartbeat(), pending)
         try:

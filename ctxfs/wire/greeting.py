@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ctxfs.errors import PeerProtocolError, PeerRejected
-from ctxfs.wire import limits
-from ctxfs.wire.limits import Limits
+from ctxfs.wire.limits import REQUESTS_MIN, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN, Limits
 from ctxfs.wire.messages import Hello, Reason, Rejected, Role, Welcome
 
 OLDEST: Final = 1  # versions that are spoken here, both included
@@ -60,7 +59,7 @@ def answer(hello: Hello, me: Identity, limits: Limits) -> Welcome | Rejected:
         slot=me.slot,
         zone=me.zone,
         capabilities=me.capabilities & hello.capabilities,
-        requests_max=max(1, min(limits.requests_max, hello.requests_max)),
+        requests_max=max(REQUESTS_MIN, min(limits.requests_max, hello.requests_max)),
         stripe_bytes=_stripe(min(limits.stripe_bytes, hello.stripe_bytes)),
     )
 
@@ -72,7 +71,7 @@ def check(hello: Hello, welcome: Welcome, name: bytes) -> None:
     if welcome.name != name:
         raise PeerRejected(f"the peer at this address is {welcome.name!r}, not {name!r}")
     versions = hello.oldest <= welcome.version <= hello.newest
-    requests = 1 <= welcome.requests_max <= hello.requests_max
+    requests = REQUESTS_MIN <= welcome.requests_max <= hello.requests_max
     stripe = welcome.stripe_bytes <= hello.stripe_bytes
     if not (
         versions and requests and stripe and welcome.stripe_bytes == _stripe(welcome.stripe_bytes)
@@ -81,4 +80,4 @@ def check(hello: Hello, welcome: Welcome, name: bytes) -> None:
 
 
 def _stripe(wanted: int) -> int:
-    return max(limits.STRIPE_BYTES_MIN, min(wanted, limits.STRIPE_BYTES_MAX))
+    return max(STRIPE_BYTES_MIN, min(wanted, STRIPE_BYTES_MAX))

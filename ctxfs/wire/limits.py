@@ -16,6 +16,7 @@ TEXT_BYTES_MAX: Final = 1000
 STRIPE_BYTES_MIN: Final = 64 * KIB
 STRIPE_BYTES_MAX: Final = 16 * MIB
 LANES_MAX: Final = 64
+REQUESTS_MIN: Final = 4  # some are kept for heartbeats
 REQUESTS_MAX: Final = 4096
 
 
@@ -29,8 +30,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Raise ValueError where the figures do not go together."""
-        if not 1 <= self.requests_max <= REQUESTS_MAX:
-            raise ValueError(f"requests_max is 1 to {REQUESTS_MAX}")
+        if not REQUESTS_MIN <= self.requests_max <= REQUESTS_MAX:
+            raise ValueError(f"requests_max is {REQUESTS_MIN} to {REQUESTS_MAX}")
         if not STRIPE_BYTES_MIN <= self.stripe_bytes <= STRIPE_BYTES_MAX:
             raise ValueError(f"stripe_bytes is {STRIPE_BYTES_MIN} to {STRIPE_BYTES_MAX}")
         if self.window_bytes < 2 * self.stripe_bytes:

@@ -86,7 +86,8 @@ async def test_many_reads_at_once_do_not_mix(pair: Lab) -> None:
             nursery.start_soon(pair.peer.read, key, 1, memoryview(targets[key]), PATIENCE_S)
     for number, target in enumerate(targets.values()):
         assert target == content_of(200_000 + number, seed=number << 32)
-    assert pair.peer.counters.received_bytes == sum(map(len, targets.values()))
+    assert pair.peer.counters.traffic.received_bytes == sum(map(len, targets.values()))
+    assert pair.server.traffic.sent_bytes == pair.peer.counters.traffic.received_bytes
 
 
 async def test_more_requests_than_may_be_open_wait_for_their_turn() -> None:
@@ -121,7 +122,7 @@ async def test_a_block_that_is_there_or_has_no_room_is_not_sent(pair: Lab) -> No
     said = await pair.peer.push(offer_of(b"n", b"older", 3), FileSpan(fd, 0, 5), PATIENCE_S)
     assert isinstance(said, Refused)
     assert said.reason is Reason.NO_ROOM
-    assert pair.peer.counters.sent_bytes == 0
+    assert pair.peer.counters.traffic.sent_bytes == 0
     os.close(fd)
 
 
@@ -131,6 +132,8 @@ async def test_a_block_whose_bytes_are_not_those_offered_is_refused(pair: Lab) -
         await pair.peer.push(offer_of(b"k", b"other"), FileSpan(fd, 0, 5), PATIENCE_S)
     os.close(fd)
     assert b"k" not in pair.door.blocks
+    with pytest.raises(BadValue):
+        await pair.peer.push(offer_of(b"k", b"other"), memoryview(b"too long"), PATIENCE_S)
 
 
 async def test_what_is_refused_is_told_by_kind(pair: Lab) -> None:
@@ -141,6 +144,10 @@ async def test_what_is_refused_is_told_by_kind(pair: Lab) -> None:
     with pytest.raises(BlockGone) as gone:
         await pair.peer.read(b"old", 1, target, PATIENCE_S)
     assert (gone.value.version, gone.value.until_ns) == (3, 9)
+    pair.door.put(b"short", b"1234")
+    with pytest.raises(PeerRefused, match="another length"):
+        await pair.peer.read(b"short", 1, target, PATIENCE_S)
+    assert pair.door.blocks[b"short"].leases == 0
     pair.door.busy = True
     with pytest.raises(PeerBusy):
         await pair.peer.read(b"none", 1, target, PATIENCE_S)
@@ -182,12 +189,12 @@ async def test_a_read_that_was_given_up_leaves_its_target_alone_and_the_connecti
     content = pair.door.put(b"k", content_of(4_000_000))
     for _ in range(20):
         fd = memory_file(bytes(len(content)))
-        before = pair.peer.counters.received_bytes
+        before = pair.peer.counters.traffic.received_bytes
         with Mapping(fd, len(content)) as mapping:
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(pair.peer.read, b"k", 1, mapping.view, PATIENCE_S)
-                    while pair.peer.counters.received_bytes == before:
+                    while pair.peer.counters.traffic.received_bytes == before:
                         await trio.lowlevel.checkpoint()
                     scope.cancel()
             # What a late byte would be written over.
@@ -210,7 +217,7 @@ async def test_a_push_that_was_given_up_is_abandoned_there(pair: Lab) -> None:
             nursery.start_soon(
                 pair.peer.push, offer_of(b"k", content), FileSpan(fd, 0, len(content)), PATIENCE_S
             )
-            while not pair.peer.counters.sent_bytes:
+            while not pair.peer.counters.traffic.sent_bytes:
                 await trio.lowlevel.checkpoint()
             scope.cancel()
     os.close(fd)

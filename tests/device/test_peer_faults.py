@@ -114,7 +114,7 @@ async def read_again_and_again(peer: Peer, target: bytearray) -> None:
 
 
 async def cut_when_bytes_came(peer: Peer, link: Wire) -> None:
-    while not peer.counters.received_bytes:
+    while not peer.counters.traffic.received_bytes:
         await trio.lowlevel.checkpoint()
     link.cut()
 
