@@ -58,6 +58,7 @@ os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))'
         need procps command -v ps
         need iproute2 command -v ip
         need iperf3 command -v iperf3
+        need etcd-server command -v etcd
     fi
 }
 
