@@ -71,6 +71,7 @@ class Block:
         "mtime_ns",
         "name",
         "opens",
+        "origin",
         "published",
         "row",
         "size",
@@ -99,6 +100,7 @@ class Block:
         self.used_ns = 0  # boot clock, last open
         self.expires_ns = NEVER  # boot clock
         self.stamp = 0
+        self.origin = 0  # the version, if it is not the generation: it came from another host
         self.hits = 0
         self.hot_bytes = NOT_HOT  # physical bytes of its hot file, or NOT_HOT
         self.opens = 0  # open descriptions; a lease on its bytes
@@ -111,6 +113,11 @@ class Block:
     def is_gone(self) -> bool:
         """Whether no name and no copy is left."""
         return self.state is State.GONE
+
+    @property
+    def version(self) -> int:
+        """What its content is called on all hosts, and orders those of one key."""
+        return self.origin or self.generation
 
     @property
     def is_hot(self) -> bool:
@@ -158,6 +165,7 @@ class Block:
             expires_ns=now.to_wall(self.expires_ns),
             pin_until_ns=pin if pin in (PIN_NONE, PIN_FOREVER) else now.to_wall(pin),
             placement=extras.placement,
+            origin=self.origin,
             parent=extras.parent,
             dtype=extras.dtype,
             attributes=tuple(extras.attributes.items()),
@@ -167,6 +175,7 @@ class Block:
         """Take over what was written down of it."""
         self.state = State.SEALED
         self.stamp = meta.stamp
+        self.origin = meta.origin
         self.size = meta.size
         self.digest = meta.digest
         self.mode, self.uid, self.gid = meta.mode, meta.uid, meta.gid

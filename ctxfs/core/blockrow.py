@@ -10,10 +10,11 @@ from ctxfs.core.block import Block
 COUNTS_MAX: Final = 2**32 - 1  # of hits, which stop there, and of lookups, which must not pass it
 DIGEST_BYTES: Final = 16
 
-ROW: Final = struct.Struct("<QQqqqqqQqIIIIH16s")
+ROW: Final = struct.Struct("<QQQqqqqqQqIIIIH16s")
 ROW_COLUMNS: Final = np.dtype(  # the same, for many at once
     [
         ("stamp", "<u8"),
+        ("origin", "<u8"),
         ("size", "<u8"),
         ("created_ns", "<i8"),
         ("mtime_ns", "<i8"),
@@ -38,6 +39,7 @@ def write(block: Block, rows: bytearray, row: int) -> None:
         rows,
         row * ROW.size,
         block.stamp,
+        block.origin,
         block.size,
         block.created_ns,
         block.mtime_ns,
@@ -59,6 +61,7 @@ def read(block: Block, rows: bytearray, row: int) -> None:
     """Set what `write` has written."""
     (
         block.stamp,
+        block.origin,
         block.size,
         block.created_ns,
         block.mtime_ns,

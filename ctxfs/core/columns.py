@@ -41,6 +41,7 @@ class BlockColumns:
     uid: U32
     gid: U32
     placement: U8
+    origin: U64
     digest: U8
     keys: bytes  # all keys back to back
     key_end: U64  # end of each row's key in `keys`
@@ -68,6 +69,7 @@ class BlockColumns:
             expires_ns=int(self.expires_ns[row]),
             pin_until_ns=int(self.pin_until_ns[row]),
             placement=Placement(int(self.placement[row])),
+            origin=int(self.origin[row]),
             parent=parent,
             dtype=dtype,
             attributes=attributes,
@@ -95,6 +97,7 @@ class BlockColumns:
             uid=column("uid", np.uint32),
             gid=column("gid", np.uint32),
             placement=column("placement", np.uint8),
+            origin=column("origin", np.uint64),
             digest=np.frombuffer(b"".join(meta.digest for meta in rows), np.uint8).reshape(-1, 16),
             keys=b"".join(meta.key for meta in rows),
             key_end=np.cumsum(lengths, dtype=np.uint64),

@@ -40,6 +40,7 @@ class BlockMeta:
     expires_ns: int = 0  # 0: never
     pin_until_ns: int = PIN_NONE  # PIN_FOREVER, or when the pin lapses
     placement: Placement = Placement.AUTO
+    origin: int = 0  # version of the content, where that is not `generation`: docs/cluster.md
     parent: bytes = b""  # key of the block before this one in its conversation
     dtype: bytes = b""
     attributes: tuple[tuple[bytes, bytes], ...] = ()  # foreign user.*, name and value

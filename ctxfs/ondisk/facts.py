@@ -66,6 +66,7 @@ METAS: Final[Schema] = {
     "uid": "u4",
     "gid": "u4",
     "placement": "u1",
+    "origin": "u8",
     "digest": "u1*16",
     "key_hash": "u8",  # XXH3-64 of the key
     "home": "u8",
@@ -95,7 +96,7 @@ _SCHEMAS: Final = {
     "holders": HOLDERS,
     "removes": GONE,
 }
-_META_FIELDS: Final = tuple(METAS)[:13]
+_META_FIELDS: Final = tuple(METAS)[:14]
 _get_meta_fields: Final = attrgetter(*_META_FIELDS)
 
 

@@ -48,6 +48,7 @@ _TRANSIENT: Final = struct.Struct("<BBIIQQQQ")
 # type, holder; then a Put
 _ALIAS: Final = struct.Struct("<BQ")
 _ATTRIBUTE: Final = struct.Struct("<HI")  # lengths of name and value
+_ORIGIN: Final = struct.Struct("<Q")  # behind the attributes of a Put that has one
 
 _TOGETHER: Final = 1  # flag of a directory
 
@@ -143,9 +144,11 @@ def _put_payload(meta: BlockMeta) -> bytes:
         len(meta.dtype),
         len(meta.attributes),
     )
-    if not meta.attributes:
+    if not meta.attributes and not meta.origin:
         return fixed + meta.key + meta.parent + meta.dtype
-    return b"".join((fixed, meta.key, meta.parent, meta.dtype, pack_attributes(meta.attributes)))
+    origin = _ORIGIN.pack(meta.origin) if meta.origin else b""
+    attributes = pack_attributes(meta.attributes)
+    return b"".join((fixed, meta.key, meta.parent, meta.dtype, attributes, origin))
 
 
 def _transient_payload(entry: Transient) -> bytes:
@@ -246,6 +249,9 @@ def _decode_block(payload: bytes) -> BlockMeta:
     key, offset = _take(payload, _PUT.size, key_length)
     parent, offset = _take(payload, offset, parent_length)
     dtype, offset = _take(payload, offset, dtype_length)
+    attributes, offset = _take_attributes(payload, offset, attribute_count)
+    has_origin = len(payload) - offset >= _ORIGIN.size
+    origin = _ORIGIN.unpack_from(payload, offset)[0] if has_origin else 0
     return BlockMeta(
         generation=generation,
         stamp=stamp,
@@ -261,9 +267,10 @@ def _decode_block(payload: bytes) -> BlockMeta:
         expires_ns=expires_ns,
         pin_until_ns=pin_until_ns,
         placement=Placement(placement),
+        origin=origin,
         parent=parent,
         dtype=dtype,
-        attributes=_take_attributes(payload, offset, attribute_count),
+        attributes=attributes,
     )
 
 
@@ -292,7 +299,7 @@ def _decode_directory(payload: bytes) -> DirectoryMeta:
         mtime_ns=mtime_ns,
         default_ttl_ns=default_ttl_ns,
         together=bool(flags & _TOGETHER),
-        attributes=_take_attributes(payload, offset, attribute_count),
+        attributes=_take_attributes(payload, offset, attribute_count)[0],
     )
 
 
@@ -303,11 +310,14 @@ def _take(payload: bytes, offset: int, length: int) -> tuple[bytes, int]:
     return payload[offset:end], end
 
 
-def _take_attributes(payload: bytes, offset: int, count: int) -> tuple[tuple[bytes, bytes], ...]:
+def _take_attributes(
+    payload: bytes, offset: int, count: int
+) -> tuple[tuple[tuple[bytes, bytes], ...], int]:
+    """These, and where they end."""
     attributes: list[tuple[bytes, bytes]] = []
     for _ in range(count):
         name_length, value_length = _ATTRIBUTE.unpack_from(payload, offset)
         name, offset = _take(payload, offset + _ATTRIBUTE.size, name_length)
         value, offset = _take(payload, offset, value_length)
         attributes.append((name, value))
-    return tuple(attributes)
+    return tuple(attributes), offset

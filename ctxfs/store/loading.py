@@ -119,7 +119,17 @@ def _doubtful(columns: BlockColumns, starts: I64, ends: I64, names_from: I64) ->
 def _facts(columns: BlockColumns, now: Now) -> Facts:
     """Return what is kept of each block in its row of the table; none has a hot copy."""
     facts = np.zeros(len(columns), ROW_COLUMNS)
-    for name in ("stamp", "size", "created_ns", "mtime_ns", "atime_ns", "uid", "gid", "mode"):
+    for name in (
+        "stamp",
+        "origin",
+        "size",
+        "created_ns",
+        "mtime_ns",
+        "atime_ns",
+        "uid",
+        "gid",
+        "mode",
+    ):
         facts[name] = getattr(columns, name)
     facts["ctime_ns"] = columns.mtime_ns
     facts["digest"] = columns.digest

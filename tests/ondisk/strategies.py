@@ -41,6 +41,7 @@ blocks: st.SearchStrategy[BlockMeta] = st.builds(
     expires_ns=_u64,
     pin_until_ns=_u64,
     placement=st.sampled_from(Placement),
+    origin=_u64,
     parent=st.binary(max_size=255),
     dtype=st.binary(max_size=16),
     attributes=_attributes,
