@@ -159,7 +159,8 @@ class Pyfuse3Channel(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         with _answering():
-            return _attributes(self._ops.lookup(parent_inode, name, _caller(ctx)))
+            caller = _caller(ctx)
+            return _attributes(await self._ops.lookup_everywhere(parent_inode, name, caller))
 
     async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
         for inode, count in inode_list:

@@ -24,7 +24,16 @@ from mountd.fuseproto.requests import Header
 from mountd.operations import Operations
 from mountd.session import RESENT
 from mountd.session import OpenFlag as Known
-from mountd.values import NAME_BYTES_MAX, PAGE_BYTES, SPARE_FILES, WRITES, Attr, Caller, SetAttr
+from mountd.values import (
+    NAME_BYTES_MAX,
+    PAGE_BYTES,
+    SPARE_FILES,
+    WRITES,
+    Attr,
+    Caller,
+    Missing,
+    SetAttr,
+)
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +113,18 @@ class Translator:
 
     # -- names
 
-    def lookup(self, header: Header, body: requests.Name) -> Answer:
+    def lookup(self, header: Header, body: requests.Name) -> Answer | None:
+        """None: `lookup_everywhere` is to be asked."""
         found = self._ops.find(header.node, body.name, _caller(header))
+        if isinstance(found, Missing) and self._ops.may_be_elsewhere(header.node, body.name):
+            return None
+        return self._found(header, body, found)
+
+    async def lookup_everywhere(self, header: Header, body: requests.Name) -> Answer:
+        found = await self._ops.find_everywhere(header.node, body.name, _caller(header))
+        return self._found(header, body, found)
+
+    def _found(self, header: Header, body: requests.Name, found: Attr | Missing) -> Answer:
         if isinstance(found, Attr):
             return self._entry(header.node, body.name, found)
         if not found.entry_s:
@@ -410,6 +429,7 @@ AT_ONCE: dict[int, Callable[[Translator, Header, Any], Answer | None]] = {
     Opcode.DESTROY: Translator.destroy,
 }
 MAY_WAIT: dict[int, Callable[[Translator, Header, Any], Coroutine[Any, Any, Answer]]] = {
+    Opcode.LOOKUP: Translator.lookup_everywhere,
     Opcode.SETATTR: Translator.setattr,
     Opcode.MKNOD: Translator.mknod,
     Opcode.CREATE: Translator.create,

@@ -97,6 +97,8 @@ class Nodes:
         longest = self.lifetimes.names
         if not longest or self._store.is_private(directory, name):
             return 0.0
+        if node is None and self._store.elsewhere is not None:
+            return min(longest, self._store.elsewhere.missing_s)
         if isinstance(node, Block):
             if not node.published:
                 return 0.0

@@ -96,6 +96,30 @@ class Operations:
             raise BlockNotFound(repr(name))
         return found
 
+    async def lookup_everywhere(self, parent: int, name: bytes, caller: Caller) -> Attr:
+        """Like `lookup`, after others were asked, if need be."""
+        found = self.find(parent, name, caller)
+        if isinstance(found, Missing) and self.may_be_elsewhere(parent, name):
+            found = await self.find_everywhere(parent, name, caller)
+        if isinstance(found, Missing):
+            raise BlockNotFound(repr(name))
+        return found
+
+    async def find_everywhere(self, parent: int, name: bytes, caller: Caller) -> Attr | Missing:
+        """Like `find`, after others were asked."""
+        directory = self._names.by_inode.get(parent)
+        if isinstance(directory, Directory) and self._store.elsewhere is not None:
+            await self._store.elsewhere.search(directory, name)
+        return self.find(parent, name, caller)
+
+    def may_be_elsewhere(self, parent: int, name: bytes) -> bool:
+        """Whether other hosts are to be asked before a name leads nowhere."""
+        directory = self._names.by_inode.get(parent)
+        elsewhere = self._store.elsewhere
+        if elsewhere is None or not isinstance(directory, Directory):
+            return False
+        return elsewhere.is_worth_asking(directory, name)
+
     def find(self, parent: int, name: bytes, caller: Caller) -> Attr | Missing:
         """Like `lookup`, where a name that leads nowhere is nothing out of the ordinary."""
         directory = self._names.by_inode.get(parent)

@@ -191,7 +191,9 @@ class Attributes:
             "warm": catalog.is_warm(block),
             "cold": catalog.is_cold(block),
         }
-        return [tier for tier, is_there in there.items() if is_there]
+        peers = catalog.elsewhere.get(block.generation, ())
+        local = [tier for tier, is_there in there.items() if is_there]
+        return local + [f"peer:{name}" for name in peers]
 
     def _codec(self, block: Block) -> str:
         """How the copy in the slowest tier is stored."""
@@ -203,7 +205,9 @@ class Attributes:
 
     def _tier(self, block: Block) -> str | None:
         copies = self._copies(block)
-        return copies[0] if copies else None
+        if not copies:
+            return None
+        return "remote" if copies[0].startswith("peer:") else copies[0]
 
     def _digest(self, block: Block) -> str | None:
         return f"{DIGEST_NAME}:{block.digest.hex()}" if block.state is State.SEALED else None

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ctxfs.core.block import NOT_HOT, Block, Directory, State, Writing
+from ctxfs.core.block import NOT_HOT, Block, Directory, Node, State, Writing
 from ctxfs.core.columns import U64
 from ctxfs.core.eviction import Lru
 from ctxfs.core.expiry import ExpiryQueue
@@ -32,6 +32,7 @@ from ctxfs.core.meta import (
 )
 from ctxfs.core.namespace import Namespace
 from ctxfs.core.times import NEVER, Now
+from ctxfs.core.versions import VersionClock
 from ctxfs.store.counters import Counters
 from ctxfs.store.events import Events
 from ctxfs.tiers.cold import ColdTier
@@ -82,6 +83,14 @@ class Catalog:
         self.hot_goes: Callable[[int], None] = lambda generation: None
         self.default_ttl_ns = 0  # where no directory says otherwise; 0: none
         self.keeps_transients = False  # a mount may outlive us: docs/direct.md
+        # In a cluster (docs/cluster.md): what issues numbers that nobody else does, and who is
+        # told that a block is there to be sent, or that a key was deleted.
+        self.versions: VersionClock | None = None
+        self.block_sealed: Callable[[Block], None] = lambda block: None
+        self.key_deleted: Callable[[bytes, Block], None] = lambda key, block: None
+        # Blocks of which there is no copy here, or none that is to be kept: version and holders.
+        self.elsewhere: dict[int, tuple[str, ...]] = {}
+        self.last_copy_left: Callable[[Block], None] = lambda block: None  # of those
         self.block_count = 0
         self.writing_count = 0
         self.next_generation = FIRST_GENERATION
@@ -102,8 +111,15 @@ class Catalog:
 
     def new_generation(self) -> int:
         """Return a number no content ever had."""
+        if self.versions is not None:
+            return self.new_version()
         self.next_generation += 1
         return self.next_generation - 1
+
+    def new_version(self) -> int:
+        """Return one that nobody in the cluster has, and is above all that were seen."""
+        assert self.versions is not None
+        return self.versions.next(self.clock().wall_ns // 1000)
 
     def new_stamp(self) -> int:
         """Return a number higher than that of any change before."""
@@ -248,7 +264,7 @@ class Catalog:
 
     def is_below(self, block: Block) -> bool:
         """Whether a tier below the hot one holds a copy, so that the hot one may go at once."""
-        return self.is_warm(block) or self.is_cold(block)
+        return self.is_warm(block) or self.is_cold(block) or block.generation in self.elsewhere
 
     def set_shadow(self, block: Block, shadow: BlockMeta) -> None:
         """The cold tier holds the content of an unsealed block as it is now, for fsync."""
@@ -288,6 +304,8 @@ class Catalog:
             self.hot.remove(block.generation, block.hot_bytes, spare_size=size)
             block.hot_bytes = NOT_HOT
             self.hot_order.remove(block)
+            if block.generation in self.elsewhere:
+                self.last_copy_left(block)
 
     def drop(self, block: Block) -> None:
         """End a generation: no name, no copies. Bytes that are open last until they are closed."""
@@ -310,6 +328,7 @@ class Catalog:
         self.hot_order.remove(block)
         self.cold_order.remove(block)
         self.fresh.pop(block.generation, None)
+        self.elsewhere.pop(block.generation, None)
 
     def _remove_copies(self, block: Block) -> None:
         # Written down before the file goes: who dies in between has lost nothing.
@@ -372,6 +391,8 @@ class Catalog:
         now = self.clock()
         was_published = block.published
         place, was_at = (directory, name), (block.directory, block.name)
+        if self.versions is not None:
+            self._new_content(block, self.names.find(directory, name))
         old = self.names.publish(block, directory, name)
         block.ctime_ns = now.wall_ns
         if was_published and was_at != place:
@@ -386,6 +407,15 @@ class Catalog:
         self.record_change(block)
         if old is not None:
             self._replace(old, block)
+
+    def _new_content(self, block: Block, old: Node | None) -> None:
+        """Before a block gets a name: what it and its own name led to is deleted on all hosts."""
+        if block.published:
+            self.key_deleted(self.names.key_of(block), block)
+        if isinstance(old, Block) and old is not block:
+            self.key_deleted(self.names.key_of(old), old)
+        block.origin = self.new_version()
+        self.elsewhere.pop(block.generation, None)
 
     def _replace(self, old: Block, by: Block) -> None:
         """What a name led to is over; but until what has the name now is sealed, a daemon that
@@ -435,10 +465,14 @@ class Catalog:
         self.counters.sealed += 1
         self.counters.sealed_bytes += block.size
         self.tell("sealed", block, tier="hot")
+        self.block_sealed(block)
 
     def unsealed(self, block: Block, writing: Writing) -> None:
         """A generation that nobody else saw is being written again."""
         self.attributes_changed(block.generation)
+        if self.versions is not None:
+            self.key_deleted(self.names.key_of(block), block)
+            block.origin = self.new_version()
         block.state = State.WRITING
         block.writing = writing
         self.writing_count += 1

@@ -263,6 +263,10 @@ class Mover:
     async def _leave_hot(self, block: Block) -> bool:
         if not _may_leave_now(block):
             return block.is_gone
+        if block.generation in self._catalog.elsewhere:
+            self._catalog.drop_hot(block, spare=True)
+            self._catalog.tell("moved", block, **{"from": "hot", "to": "remote"})
+            return True
         if await self._warm_up(block):
             return True
         if not _may_leave_now(block):

@@ -27,6 +27,7 @@ from ctxfs.errors import (
 )
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.coding import Coding
+from ctxfs.store.elsewhere import Elsewhere
 from ctxfs.store.hotbytes import content_digest
 from ctxfs.store.moves import Moves
 from ctxfs.store.warming import Warming
@@ -72,6 +73,7 @@ class Promoter:
         self.deadline_s = deadline_s
         self._hot = catalog.hot
         self._cold = catalog.cold
+        self.elsewhere: Elsewhere | None = None
         self.flights: dict[int, _Flight] = {}
         self.nursery: trio.Nursery | None = None  # of flights, which outlive who asked for them
 
@@ -114,15 +116,15 @@ class Promoter:
     async def _promote(self, block: Block) -> None:
         file = await self._arriving_file(block)
         try:
-            source = "warm" if await self._inflate(block, file) else "cold"
-            if source == "cold":
-                await self._fetch_cold(block, file)
+            source = await self._fill(block, file)
             if block.is_gone:
                 raise BlockNotFound("it went away while it was promoted")
             self._hot.arrived(file)
             block.hot_bytes = file.physical_bytes
             self._catalog.hot_order.add(block)
             self._catalog.attributes_changed(block.generation)
+            if source == "remote" and self.elsewhere is not None:
+                self.elsewhere.arrived(block)
         except BaseException as error:
             self._hot.remove(block.generation, file.physical_bytes)
             if isinstance(error, DeviceError) and not isinstance(error, COPY_IS_GOOD):
@@ -133,6 +135,20 @@ class Promoter:
         self._catalog.counters.promoted += 1
         self._catalog.counters.promoted_bytes += block.size
         self._catalog.tell("moved", block, **{"from": source, "to": "hot"})
+
+    async def _fill(self, block: Block, file: HotFile) -> str:
+        """Fill a hot file from the fastest copy; returns where that is."""
+        if await self._inflate(block, file):
+            return "warm"
+        if self._catalog.is_cold(block) or self.elsewhere is None:
+            await self._fetch_cold(block, file)
+            return "cold"
+
+        async def is_right() -> bool:
+            return await content_digest(file) == block.digest
+
+        await self.elsewhere.fetch(block, file.mapping().view, is_right)
+        return "remote"
 
     async def _inflate(self, block: Block, file: HotFile) -> bool:
         """Fill a hot file from the warm copy; False where there is none, or none that is good."""

@@ -24,6 +24,7 @@ from ctxfs.errors import (
 )
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.content import Content
+from ctxfs.store.elsewhere import Elsewhere
 from ctxfs.store.handle import Handle, Way
 from ctxfs.store.lending import Lending
 from ctxfs.store.mover import Mover
@@ -57,6 +58,7 @@ class Store:
             catalog, mover, self.lending, self.sealing, block_bytes_max=block_bytes_max
         )
         self.upkeep = Upkeep(catalog, mover, self.release)
+        self.elsewhere: Elsewhere | None = None  # in a cluster
         self._hot = catalog.hot
         self._nursery: trio.Nursery | None = None
 
@@ -105,6 +107,11 @@ class Store:
         if block.state is State.SEALED:
             with self.sealing.freeze(block):
                 await self.mover.promoter.verify(block)
+
+    def join(self, elsewhere: Elsewhere) -> None:
+        """From now on, what is not here may be elsewhere."""
+        self.elsewhere = self.mover.promoter.elsewhere = self.upkeep.elsewhere = elsewhere
+        self.catalog.last_copy_left = elsewhere.left
 
     # -- services
 
@@ -482,6 +489,7 @@ class Store:
             self.catalog.drop(block)
         if node is not None:
             self.catalog.tell("removed", node)
+            self.catalog.key_deleted(self.catalog.names.key_of(node), node)
             self.catalog.drop(node)
         self.mover.moves.lease_ended()
 

@@ -11,6 +11,7 @@ import trio
 from ctxfs.core.block import Block, State
 from ctxfs.errors import CtxfsError, DeviceError
 from ctxfs.store.catalog import Catalog
+from ctxfs.store.elsewhere import Elsewhere
 from ctxfs.store.handle import Handle
 from ctxfs.store.mover import Mover
 
@@ -32,6 +33,7 @@ class Upkeep:
         self._release = release
         self._hot = catalog.hot
         self._cold = catalog.cold
+        self.elsewhere: Elsewhere | None = None
         self._held: dict[Handle, int] = {}  # since when, boot clock
         self._expiry_wake = trio.Event()
         catalog.expiry_changed = self._wake_expiry
@@ -49,6 +51,8 @@ class Upkeep:
             self._catalog.release_all_replaced(self._catalog.clock().boot_ns - REPLACED_NS)
             self._let_go_of_old()
             self._hot.spares.drop_if_idle()
+            if self.elsewhere is not None:
+                self.elsewhere.forget_old()
             if self._hot.journal.wants_rewrite:
                 await self.rewrite_journal()
             self._hot.journal.keep_ballast()
