@@ -1,0 +1,148 @@
+"""What was deleted, here and on other hosts: told, heard, and kept for as long as it may matter.
+
+docs/cluster.md has the argument why a deleted block does not come back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
+
+import trio
+
+from ctxfs.core.block import Block
+from ctxfs.core.key import is_temporary, split_key
+from ctxfs.core.tombstones import Listing, Tombstone, Tombstones, Vector
+from ctxfs.core.versions import VersionAhead, slot_of
+from ctxfs.errors import CtxfsError
+from ctxfs.store.catalog import Catalog
+
+log = logging.getLogger(__name__)
+
+TOLD_AT_ONCE = 1024  # tombstones in one message
+EXPIRE_S = 10.0
+
+
+class Keep(Protocol):
+    """Has tombstones outlive the daemon, and the machine."""
+
+    async def __call__(self, tombstones: Sequence[Tombstone]) -> None: ...
+
+
+class Deletions:
+    """`keep_ns`: for how long a deletion is remembered. `tell`: all other members, as far as they
+    can be reached."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        tombstones: Tombstones,
+        keep_ns: int,
+        keep: Keep,
+        tell: Callable[[Sequence[Tombstone]], Awaitable[None]],
+    ) -> None:
+        self.table = tombstones
+        self._catalog = catalog
+        self._keep_ns = keep_ns
+        self._keep = keep
+        self._tell = tell
+        self._new: list[Tombstone] = []
+        self._wanted = trio.Event()
+        self._known_to: dict[str, Vector] = {}  # by member: what it knew when we last asked
+        # Keys under a temporary name that nobody was ever told of need no tombstone.
+        self.was_offered: Callable[[Block], bool] = lambda block: True
+        catalog.key_deleted = self.bury
+
+    # -- here
+
+    def bury(self, key: bytes, block: Block) -> None:
+        """A key is deleted here, or leads to other content from now on."""
+        is_own = slot_of(block.version) == self.table.slot
+        if is_temporary(block.name) and is_own and not self.was_offered(block):
+            return
+        until_ns = self._catalog.clock().wall_ns + self._keep_ns
+        self._new.append(self.table.bury(key, self._catalog.new_version(), until_ns))
+        self._wanted.set()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write down and tell what is deleted here; forget what was kept long enough."""
+        task_status.started()
+        while True:
+            with trio.move_on_after(EXPIRE_S):
+                await self._wanted.wait()
+            self._wanted = trio.Event()
+            while self._new:
+                batch, self._new = self._new[:TOLD_AT_ONCE], self._new[TOLD_AT_ONCE:]
+                await self._keep(batch)  # before anybody is told: docs/cluster.md
+                await self._tell(batch)
+            self.table.expire(self._catalog.clock().wall_ns)
+
+    # -- elsewhere
+
+    async def hear(self, tombstones: Iterable[Tombstone]) -> None:
+        """Others deleted these keys. Returns when a restart would not forget that."""
+        new = [each for each in tombstones if self._see(each.version) and self.table.hear(each)]
+        if new:
+            await self._keep(new)
+        self._drop(new)
+
+    def learn(self, member: str, listing: Listing) -> None:
+        """A member answered to what is known here."""
+        if not self._see(listing.highest):
+            return
+        merged = self.table.merge(listing)
+        self._known_to[member] = listing.known
+        self._drop(merged.dead)
+        if merged.doubt_version:
+            self._drop_doubtful(merged.doubt_version)
+
+    def _see(self, version: int) -> bool:
+        versions = self._catalog.versions
+        assert versions is not None
+        try:
+            versions.see(version, self._catalog.clock().wall_ns // 1000)
+        except VersionAhead as error:
+            log.error("a deletion is not believed: %s", error)
+            return False
+        return True
+
+    def beats(self, key: bytes, version: int) -> bool:
+        """Whether this version of a key was deleted."""
+        return self.table.beats(key, version)
+
+    def may_accept(self, key: bytes, version: int, member: str) -> bool:
+        """Whether a copy may be taken from a member, for all that it and we know of deletions."""
+        return self.table.may_accept(key, version, self._known_to.get(member, {}))
+
+    def _drop(self, dead: Iterable[Tombstone]) -> None:
+        for tombstone in dead:
+            block = self._block(tombstone.key)
+            if block is not None and block.version <= tombstone.version:
+                self._catalog.tell("removed", block, by="peer")
+                self._catalog.drop(block)
+
+    def _block(self, key: bytes) -> Block | None:
+        try:
+            split_key(key)
+            node = self._catalog.names.resolve(key)
+        except CtxfsError:
+            return None
+        return node if isinstance(node, Block) else None
+
+    def _drop_doubtful(self, version: int) -> None:
+        """Something was deleted that nobody can name any more: it may be any of these."""
+        names = self._catalog.names
+        doubtful = [
+            block
+            for block in names.blocks_beneath(names.root)
+            if block.version <= version and block.writing is None
+        ]
+        for block in doubtful:
+            self._catalog.drop(block)
+        if doubtful:
+            log.warning(
+                "%d blocks are dropped: while this host was away, something was deleted and "
+                "forgotten since, and it may have been any of these",
+                len(doubtful),
+            )
