@@ -78,8 +78,9 @@ class Door(Protocol):
     async def forget(self, peer: Identity, entries: Sequence[GoneKey]) -> None:
         """These are gone. Returns when a restart would not forget that."""
 
-    async def tombstones(self, peer: Identity, since_ns: int, cursor: int) -> Tombstones:
-        """A page of what is gone since then by our clock, at most BATCH_MAX entries."""
+    async def tombstones(self, peer: Identity, known: dict[int, int], cursor: int) -> Tombstones:
+        """A page of what is gone that who knows so much has not heard of, by version, from above
+        `cursor` on; at most BATCH_MAX entries."""
 
     def left(self, peer: Identity, session: bytes) -> None:
         """A control connection ended; another one of the same peer may live."""

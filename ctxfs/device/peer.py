@@ -7,7 +7,7 @@ or BlockNotFound for what it answers.
 
 import os
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -204,9 +204,22 @@ class Peer:
         """Tell what is gone, at most BATCH_MAX; on return the peer will not forget it."""
         _expect(await self._call(Forget(tuple(entries)), within_s), Acknowledged)
 
-    async def tombstones(self, since_ns: int, cursor: int, within_s: float) -> Tombstones:
-        """Return a page of what is gone there since then, by the peer's clock."""
-        return _expect(await self._call(Sync(since_ns, cursor), within_s), Tombstones)
+    async def tombstones(self, known: Mapping[int, int], within_s: float) -> Tombstones:
+        """Return all that is gone there, for one who knows so much, as one page."""
+        asked = tuple(known.items())
+        entries: list[GoneKey] = []
+        async with self._asking(within_s) as session:  # of one life of the peer
+            first = page = await self._page(session, Sync(asked, 0))
+            entries += page.entries
+            while page.cursor:
+                page = await self._page(session, Sync(asked, page.cursor))
+                entries += page.entries
+        # What was forgotten between two pages is in none of them.
+        return Tombstones(tuple(entries), 0, first.known, page.forgotten)
+
+    async def _page(self, session: Session, request: Sync) -> Tombstones:
+        with _asked(session, request) as pending:
+            return _expect(await pending.next(), Tombstones)
 
     async def stats(self, within_s: float) -> Stats:
         """Ask how the peer is; `last_stats` is what the last heartbeat said."""

@@ -194,8 +194,8 @@ class Answering:
             case Forget(entries):
                 await door.forget(peer, entries)
                 self._reply(request, Acknowledged())
-            case Sync(since_ns, cursor):
-                self._reply(request, await door.tombstones(peer, since_ns, cursor))
+            case Sync(known, cursor):
+                self._reply(request, await door.tombstones(peer, dict(known), cursor))
             case Lookup() | Heartbeat():
                 pass  # answered where they are received
             case _:

@@ -9,6 +9,7 @@ from ctxfs.units import KIB, MIB
 BODY_BYTES_MAX: Final = MIB  # of one frame
 HELLO_BYTES_MAX: Final = 4 * KIB  # of a frame before the hello is through
 BATCH_MAX: Final = 1024  # keys of a lookup, entries of a forget or of a page of tombstones
+SLOTS: Final = 1024  # of members
 NAME_BYTES_MAX: Final = 255  # a member, a zone, a cluster, an attribute
 VALUE_BYTES_MAX: Final = 64 * KIB  # of one attribute
 ATTRIBUTES_MAX: Final = 1024

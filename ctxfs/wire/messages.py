@@ -17,6 +17,8 @@ U8 = Annotated[int, Whole(1)]
 U16 = Annotated[int, Whole(2)]
 U32 = Annotated[int, Whole(4)]
 U64 = Annotated[int, Whole(8)]
+# By slot of a member: a version.
+Vector = Annotated[tuple[tuple[int, int], ...], Many(Pair(Whole(2), Whole(8)), limits.SLOTS)]
 Name = Annotated[bytes, Blob(limits.NAME_BYTES_MAX)]
 Key = Annotated[bytes, Blob(KEY_BYTES_MAX, split_key)]
 KeyOrNothing = Annotated[bytes, Blob(KEY_BYTES_MAX, may_be_empty)]
@@ -234,9 +236,9 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """What is gone since then, by your clock? Answered by Tombstones."""
+    """I know of all deletions up to these; what else is gone? Answered by Tombstones."""
 
-    since_ns: U64
+    known: Vector
     cursor: U64  # 0, or what the page before said
 
 
@@ -304,11 +306,13 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Tombstones:
-    """What is gone, as was asked. `now_ns` is where to go on from another time."""
+    """What is gone, as was asked, by version. What they know themselves, when the first page was
+    asked for, and what they have forgotten (docs/cluster.md)."""
 
     entries: GoneKeys
     cursor: U64  # of the next page; 0: there is none
-    now_ns: U64
+    known: Vector
+    forgotten: Vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

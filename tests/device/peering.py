@@ -203,10 +203,11 @@ class MemoryDoor:
     async def forget(self, peer: Identity, entries: Sequence[GoneKey]) -> None:
         self.gone.update({each.key: each for each in entries})
 
-    async def tombstones(self, peer: Identity, since_ns: int, cursor: int) -> Tombstones:
+    async def tombstones(self, peer: Identity, known: dict[int, int], cursor: int) -> Tombstones:
         entries = list(self.gone.values())
         more = cursor + 1 if cursor + 1 < len(entries) else 0
-        return Tombstones(tuple(entries[cursor : cursor + 1]), more, 77)
+        vector = tuple(known.items())
+        return Tombstones(tuple(entries[cursor : cursor + 1]), more, vector, ((9, cursor),))
 
     def left(self, peer: Identity, session: bytes) -> None:
         self.gone_peers.append(peer.name)

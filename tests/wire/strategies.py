@@ -63,6 +63,7 @@ welcomes = st.builds(
     requests_max=u32,
     stripe_bytes=u32,
 )
+_vectors = st.lists(st.tuples(u16, u64), max_size=4).map(tuple)
 rejections = st.builds(m.Rejected, st.sampled_from(m.Reason), texts)
 requests: st.SearchStrategy[m.Request] = st.one_of(
     st.builds(m.Lookup, st.lists(keys, min_size=1, max_size=4).map(tuple), u32),
@@ -71,7 +72,7 @@ requests: st.SearchStrategy[m.Request] = st.one_of(
     st.builds(m.Lease, keys, u64, u32, u32),
     st.builds(m.Release, u64),
     st.builds(m.Forget, _many_gone),
-    st.builds(m.Sync, u64, u64),
+    st.builds(m.Sync, _vectors, u64),
     st.builds(m.Heartbeat),
 )
 replies: st.SearchStrategy[m.Reply] = st.one_of(
@@ -80,7 +81,7 @@ replies: st.SearchStrategy[m.Reply] = st.one_of(
     st.builds(m.Stored, st.sampled_from(m.Durability)),
     st.builds(m.Leased, u64, u64),
     st.builds(m.Acknowledged),
-    st.builds(m.Tombstones, _many_gone, u64, u64),
+    st.builds(m.Tombstones, _many_gone, u64, _vectors, _vectors),
     st.builds(m.Stats, clock_ns=u64, load=u8, capacity_bytes=u64, free_bytes=u64, blocks=u64),
     st.builds(
         m.Refused,

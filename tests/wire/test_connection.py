@@ -55,7 +55,7 @@ def a_days_talk() -> tuple[Connection, bytes, Connection, bytes]:
         m.Lookup(KEYS, 100),
         m.Heartbeat(),
         m.Offer(b"k", 1, 10, bytes(16), have().attributes, 100),
-        m.Sync(5, 0),
+        m.Sync(((5, 1),), 0),
     ):
         _, data = dialer.ask(request)
         asked += data
@@ -66,7 +66,7 @@ def a_days_talk() -> tuple[Connection, bytes, Connection, bytes]:
         (3, m.Wanted(10)),
         (1, m.Found((m.Gone(4, 5),))),
         (3, m.Stored(m.Durability.MEDIUM)),
-        (4, m.Tombstones((m.GoneKey(b"x", 1, 2),), 0, 3)),
+        (4, m.Tombstones((m.GoneKey(b"x", 1, 2),), 0, ((1, 3),), ())),
     ):
         answered += listener.reply(number, reply)
     return dialer, asked, listener, answered
