@@ -115,6 +115,35 @@ class DeadlineExceeded(CtxfsError):
     exit_code = 5
 
 
+class EtcdError(CtxfsError):
+    """etcd answered with an error that has no name of its own."""
+
+
+class EtcdAway(EtcdError):
+    """No endpoint of etcd answered in time. What was asked for may still be done."""
+
+    code = errno.ETIMEDOUT
+    exit_code = 5
+
+
+class EtcdRefused(EtcdError):
+    """etcd does not let us: the user, the password, a permission or a certificate is wrong."""
+
+    code = errno.EACCES
+
+
+class LeaseGone(EtcdError):
+    """The lease has run out, or was revoked; what was kept under it is deleted."""
+
+    code = errno.ENOENT
+
+
+class HistoryGone(EtcdError):
+    """etcd no longer has the changes since a revision: all has to be read again."""
+
+    code = errno.ENOENT
+
+
 class DeviceError(CtxfsError):
     """The medium failed a read, a write or a flush."""
 

@@ -56,6 +56,7 @@ os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))'
         need mount command -v losetup
         need e2fsprogs command -v mkfs.ext4
         need procps command -v ps
+        need etcd-server command -v etcd
     fi
 }
 

@@ -81,7 +81,9 @@ def _sources(costs: NDArray[np.float64], zone_of: NDArray[np.int_], target: I16)
     """The cheapest holder of each row; infinite costs are those of members that hold nothing."""
     nearby = np.where(zone_of[None, :] == zone_of[target][:, None], costs, np.inf)
     has_near = np.isfinite(nearby).any(axis=1)
-    return np.where(has_near, nearby.argmin(axis=1), costs.argmin(axis=1)).astype(np.int16)
+    chosen = np.where(has_near, nearby.argmin(axis=1), costs.argmin(axis=1))
+    sources: I16 = chosen.astype(np.int16)
+    return sources
 
 
 def _pushes(parts: list[tuple[NDArray[np.int_], I16, I16]], lost: int) -> Pushes:

@@ -1,4 +1,4 @@
-"""Repair: one push for each copy that is missing, the same in everybody's plan, and not too fast."""
+"""Repair: one push for each missing copy, the same in everybody's plan, and not too fast."""
 
 import numpy as np
 from hypothesis import given, settings
