@@ -132,6 +132,13 @@ class EtcdRefused(EtcdError):
     code = errno.EACCES
 
 
+class NameTaken(CtxfsError):
+    """Another daemon of the cluster has this member's name. One of them has to be called else."""
+
+    code = errno.EEXIST
+    exit_code = 2
+
+
 class LeaseGone(EtcdError):
     """The lease has run out, or was revoked; what was kept under it is deleted."""
 

@@ -6,6 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxfs.addresses import (
+    ADDRESSES_ACCEPTED,
+    MEMBERS_ACCEPTED,
+    NAMES_ACCEPTED,
+    URLS_ACCEPTED,
+    check_address,
+    check_name,
+    check_url,
+    check_zone,
+    parse_member,
+    write_member,
+)
 from ctxfs.errors import BadValue
 from ctxfs.units import (
     DURATIONS_ACCEPTED,
@@ -16,7 +28,7 @@ from ctxfs.units import (
     write_size,
 )
 
-TomlValue = str | int | float | bool
+TomlValue = str | int | float | bool | list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +157,30 @@ def one_of(*words: str) -> Kind:
     return Kind(accepts, read, str, words)
 
 
+def _text(accepts: str, read: Callable[[str], object]) -> Kind:
+    """A string that `read` checks."""
+
+    def read_text(value: object) -> object:
+        if isinstance(value, str):
+            return read(value)
+        raise refusal(value, accepts)
+
+    return Kind(accepts, read_text, lambda text: text)
+
+
+def _list_of(
+    accepts: str, read: Callable[[str], object], write: Callable[[Any], str] = str
+) -> Kind:
+    """A list of strings, each of which `read` turns into one of ours; a tuple."""
+
+    def read_list(value: object) -> tuple[object, ...]:
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return tuple(read(each) for each in value)
+        raise refusal(value, f"a list, each of it {accepts}")
+
+    return Kind(accepts, read_list, lambda found: [write(each) for each in found])
+
+
 SIZE = Kind(SIZES_ACCEPTED, _read_size, lambda value: None if value is None else write_size(value))
 DURATION = Kind(DURATIONS_ACCEPTED, _read_duration, format_duration)
 WAIT = Kind(_WAITS_ACCEPTED, _read_wait, format_duration)
@@ -156,3 +192,8 @@ PATH = Kind("a path", _read_path, lambda path: None if path is None else str(pat
 AUTO = Kind(_AUTO_ACCEPTED, _read_auto, lambda flag: "auto" if flag is None else flag)
 FLAG = Kind("true or false", _read_flag, bool)
 COUNT = Kind("a whole number", _read_count, int)
+HOSTNAME = _text(NAMES_ACCEPTED, check_name)
+ZONE = _text("a zone's name", check_zone)
+ADDRESS = _text(ADDRESSES_ACCEPTED, check_address)
+URLS = _list_of(URLS_ACCEPTED, check_url)
+MEMBERS = _list_of(MEMBERS_ACCEPTED, parse_member, write_member)

@@ -4,7 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ctxfs.settings import Config, HotConfig, Limits
+from ctxfs.addresses import slot_of
+from ctxfs.settings import ClusterConfig, Config, HotConfig, Limits
 from ctxfs.units import GIB, KIB, MIB, SECOND_NS, format_duration, format_size
 
 HOT_BYTES_MIN = 8 * MIB
@@ -14,6 +15,10 @@ LEVEL_MAX = 19  # of zstd; higher ones take memory that nobody asked for
 BLOCK_BYTES_MAX_MIN = 4 * KIB
 ATTRIBUTES_BYTES_MAX_MAX = 64 * KIB  # what the kernel takes for one list of attributes
 EVENTS_KEPT_MAX = 1_000_000
+REPLICAS_MAX = 16
+CONNECTIONS_MAX = 64
+LEASE_NS_MIN = SECOND_NS  # etcd counts in seconds
+REPAIR_BYTES_MIN = MIB
 
 
 def default_hot_bytes(memory_bytes: int) -> int:
@@ -39,6 +44,7 @@ def broken_relations(config: Config, memory_bytes: int) -> Iterator[Relation]:
     yield from _broken_sizes(config, memory_bytes)
     yield from _broken_paths(config)
     yield from _broken_codec(config)
+    yield from _broken_cluster(config.cluster)
     if not 0 < config.hot.low_ratio < config.hot.high_ratio <= 1:
         yield ("hot.low", "hot.high"), "0 < low < high <= 1 must hold"
     if config.defaults.ttl_ns == 0:
@@ -62,6 +68,77 @@ def _broken_codec(config: Config) -> Iterator[Relation]:
         yield ("codec.key_file", "codec.keyring"), "keys come from one place; leave one of them out"
     if config.warm.size_bytes and codec.compress == "never":
         yield ("warm.size", "codec.compress"), "nothing would come into it without compression"
+
+
+def _broken_cluster(cluster: ClusterConfig) -> Iterator[Relation]:
+    if not 1 <= cluster.replicas <= REPLICAS_MAX:
+        yield ("cluster.replicas",), f"must be from 1 to {REPLICAS_MAX}"
+    if not 1 <= cluster.connections <= CONNECTIONS_MAX:
+        yield ("cluster.connections",), f"must be from 1 to {CONNECTIONS_MAX}"
+    if cluster.weight_bytes == 0:
+        yield ("cluster.weight",), "would be home to nothing; leave it out for what is here"
+    if cluster.repair_bytes_per_s < REPAIR_BYTES_MIN:
+        yield ("cluster.repair_rate",), f"must be at least {format_size(REPAIR_BYTES_MIN)}"
+    if cluster.lease_ns < LEASE_NS_MIN:
+        yield ("cluster.lease",), f"must be at least {format_duration(LEASE_NS_MIN)}"
+    for key, wait_ns in (
+        ("cluster.peer_deadline", cluster.peer_deadline_ns),
+        ("cluster.etcd_deadline", cluster.etcd_deadline_ns),
+    ):
+        if wait_ns == 0:
+            yield (key,), "nothing answers in no time; write at least 1ms"
+    if cluster.tombstone_keep_ns <= cluster.absent_wait_ns:
+        text = "must be longer than cluster.absent_wait, so that who is away is told in full"
+        yield ("cluster.tombstone_keep", "cluster.absent_wait"), text
+    yield from _broken_sources(cluster)
+    yield from _broken_security(cluster)
+
+
+def _broken_sources(cluster: ClusterConfig) -> Iterator[Relation]:
+    if cluster.members and cluster.etcd:
+        yield ("cluster.members", "cluster.etcd"), "who is there is told by one of them only"
+    if cluster.id is None:
+        for key, given in (("cluster.members", cluster.members), ("cluster.etcd", cluster.etcd)):
+            if given:
+                yield (key, "cluster.id"), "needs cluster.id, which is the same on all hosts"
+    for what in ("name", "address"):
+        seen = [getattr(member, what) for member in cluster.members]
+        for twice in sorted({each for each in seen if seen.count(each) > 1}):
+            yield ("cluster.members",), f"{twice} is named twice"
+    slots: dict[int, str] = {}
+    for member in cluster.members:
+        other = slots.setdefault(slot_of(member), member.name)
+        if other != member.name:
+            text = f"{other} and {member.name} would both have slot {slot_of(member)}: "
+            yield (
+                ("cluster.members",),
+                text + "give one of them another, as in NAME=HOST:PORT,slot=5",
+            )
+    names = [member.name for member in cluster.members]
+    if names and cluster.name is not None and cluster.name not in names:
+        yield ("cluster.members", "cluster.name"), f"{cluster.name} is not among them"
+
+
+def _broken_security(cluster: ClusterConfig) -> Iterator[Relation]:
+    files = (("ca", cluster.ca), ("cert", cluster.cert), ("key", cluster.key))
+    missing = [f"cluster.{key}" for key, path in files if path is None]
+    given = [f"cluster.{key}" for key, path in files if path is not None]
+    if given and missing:
+        yield (given[0],), f"needs {' and '.join(missing)} too"
+    if given and cluster.insecure:
+        yield ("cluster.insecure", given[0]), "peers either show certificates, or they do not"
+    if (cluster.members or cluster.etcd) and not given and not cluster.insecure:
+        text = "peers are checked by certificates: set ca, cert and key, or insecure = true"
+        yield ("cluster.members" if cluster.members else "cluster.etcd", "cluster.ca"), text
+    if (cluster.etcd_cert is None) != (cluster.etcd_key is None):
+        yield ("cluster.etcd_cert", "cluster.etcd_key"), "a certificate and its key go together"
+    if (cluster.etcd_user is None) != (cluster.etcd_password_file is None):
+        text = "a user and the file with its password go together"
+        yield ("cluster.etcd_user", "cluster.etcd_password_file"), text
+    plain = [url for url in cluster.etcd if url.startswith("http:")]
+    if plain and cluster.etcd_user is not None and not cluster.insecure:
+        text = f"the password would go to {plain[0]} in the open: use https, or insecure = true"
+        yield ("cluster.etcd_user", "cluster.etcd"), text
 
 
 def _broken_sizes(config: Config, memory_bytes: int) -> Iterator[Relation]:

@@ -12,23 +12,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ctxfs.addresses import ZONE_DEFAULT, ListedMember
 from ctxfs.kinds import (
+    ADDRESS,
     AUTO,
     COUNT,
     DURATION,
     FLAG,
     FSNAME,
+    HOSTNAME,
+    MEMBERS,
     MODE,
     NAME,
     PATH,
     RATIO,
     SIZE,
+    URLS,
     WAIT,
+    ZONE,
     Kind,
     TomlValue,
     one_of,
 )
-from ctxfs.units import GIB, KIB, SECOND_NS
+from ctxfs.units import DAY_NS, GIB, KIB, MIB, MINUTE_NS, SECOND_NS
 
 Channel = Literal["auto", "direct", "pyfuse3"]
 Huge = Literal["within_size", "always", "never"]
@@ -177,6 +183,41 @@ class LogConfig:
     file: Path | None = field(default=None, metadata=_key("file", PATH))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterConfig:
+    """`[cluster]`: other hosts. `id` None: this daemon is alone.
+
+    `name` None: the host's. `weight_bytes` None: what the tiers here hold. `advertise` None: the
+    name and the port of `listen`. Of `members` and `etcd` one at most is given.
+    """
+
+    id: str | None = field(default=None, metadata=_key("id", HOSTNAME))
+    name: str | None = field(default=None, metadata=_key("name", HOSTNAME))
+    zone: str = field(default=ZONE_DEFAULT, metadata=_key("zone", ZONE))
+    weight_bytes: int | None = field(default=None, metadata=_key("weight", SIZE))
+    listen: str = field(default="0.0.0.0:7440", metadata=_key("listen", ADDRESS))
+    advertise: str | None = field(default=None, metadata=_key("advertise", ADDRESS))
+    members: tuple[ListedMember, ...] = field(default=(), metadata=_key("members", MEMBERS))
+    etcd: tuple[str, ...] = field(default=(), metadata=_key("etcd", URLS))
+    etcd_user: str | None = field(default=None, metadata=_key("etcd_user", NAME))
+    etcd_password_file: Path | None = field(default=None, metadata=_key("etcd_password_file", PATH))
+    etcd_ca: Path | None = field(default=None, metadata=_key("etcd_ca", PATH))
+    etcd_cert: Path | None = field(default=None, metadata=_key("etcd_cert", PATH))
+    etcd_key: Path | None = field(default=None, metadata=_key("etcd_key", PATH))
+    etcd_deadline_ns: int = field(default=3 * SECOND_NS, metadata=_key("etcd_deadline", WAIT))
+    lease_ns: int = field(default=10 * SECOND_NS, metadata=_key("lease", WAIT))
+    absent_wait_ns: int = field(default=5 * MINUTE_NS, metadata=_key("absent_wait", WAIT))
+    ca: Path | None = field(default=None, metadata=_key("ca", PATH))
+    cert: Path | None = field(default=None, metadata=_key("cert", PATH))
+    key: Path | None = field(default=None, metadata=_key("key", PATH))
+    insecure: bool = field(default=False, metadata=_key("insecure", FLAG))
+    replicas: int = field(default=2, metadata=_key("replicas", COUNT))
+    connections: int = field(default=4, metadata=_key("connections", COUNT))
+    peer_deadline_ns: int = field(default=SECOND_NS, metadata=_key("peer_deadline", WAIT))
+    tombstone_keep_ns: int = field(default=DAY_NS, metadata=_key("tombstone_keep", WAIT))
+    repair_bytes_per_s: int = field(default=64 * MIB, metadata=_key("repair_rate", SIZE))
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
     """A value given by a flag: it beats the file's. `table` "" is the top level.
@@ -203,6 +244,7 @@ class Config:
     cold: tuple[ColdConfig, ...] = ()
     defaults: DefaultsConfig = field(default_factory=DefaultsConfig)
     limits: Limits = field(default_factory=Limits)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     log: LogConfig = field(default_factory=LogConfig)
     source: Path | None = None
     overrides: tuple[Override, ...] = field(default=(), repr=False, compare=False)
@@ -234,6 +276,7 @@ SINGLE_TABLES: dict[str, type] = {
     "codec": CodecConfig,
     "defaults": DefaultsConfig,
     "limits": Limits,
+    "cluster": ClusterConfig,
     "log": LogConfig,
 }
 TABLES: dict[str, type] = {**SINGLE_TABLES, "cold": ColdConfig}

@@ -6,12 +6,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ctxfs.config import COLD_BYTES_MIN, ColdConfig, Config
+from ctxfs.config import COLD_BYTES_MIN, ClusterConfig, ColdConfig, Config
 from ctxfs.device import nvmedrive, shm
 from ctxfs.errors import ConfigError
 from ctxfs.units import format_size
 from mountd import channels, mounts
 from mountd.keyring import key_ring
+from mountd.memberfile import own_name
 from mountd.options import may_allow_other
 from mountd.statedir import PID_FILE
 
@@ -76,11 +77,25 @@ def problems(config: Config, *, mounted: bool = False) -> list[str]:
         key_ring(config.codec)
     except ConfigError as error:
         found.append(str(error))
+    if config.cluster.id is not None:
+        found += _cluster(config.cluster)
     if config.log.file is not None:
         found += _log_file(config.log.file)
     for device in config.cold:
         found += _cold(device, config.state)
     return found
+
+
+def _cluster(cluster: ClusterConfig) -> Iterator[str]:
+    try:
+        own_name(cluster)
+    except ConfigError as error:
+        yield str(error)
+    files = (cluster.ca, cluster.cert, cluster.key, cluster.etcd_ca, cluster.etcd_cert)
+    for path in (*files, cluster.etcd_key, cluster.etcd_password_file):
+        if path is not None and not os.access(path, os.R_OK):
+            what = "this user may not read it" if path.exists() else "does not exist"
+            yield f"cluster {path}: {what}"
 
 
 def _fuse(config: Config) -> Iterator[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -47,10 +47,14 @@ from mountd.deadlines import Deadlines
 from mountd.device_control import DeviceControl
 from mountd.devices import Devices
 from mountd.keyring import key_ring
+from mountd.members_view import alone_as_json
 from mountd.operations import Operations
 from mountd.options import may_allow_other
 from mountd.session import Session
 from mountd.statistics import Statistics
+
+if TYPE_CHECKING:
+    from mountd.membership import MembershipService
 
 log = logging.getLogger(__name__)
 
@@ -228,8 +232,10 @@ class Daemon:
         devices: Devices,
         session: Session | None,
         services: trio.Nursery,
+        cluster: MembershipService | None = None,
     ) -> None:
         self.config = config
+        self.cluster = cluster
         self.hot = catalog.hot
         self.cold = catalog.cold
         self.catalog = catalog
@@ -262,7 +268,7 @@ class Daemon:
                 b"stats": statistics.as_json,
                 b"metrics": statistics.as_metrics,
                 b"config": lambda: self.config.as_toml().encode(),
-                b"peers": lambda: b"[]\n",
+                b"peers": alone_as_json if cluster is None else cluster.as_json,
             },
             self.device_control.commands,
         )
@@ -389,7 +395,8 @@ async def _assemble(
         found = await cold.recover()
     catalog = Catalog(clock, hot, cold, events, Counters(), warm)
     catalog.default_ttl_ns = config.defaults.ttl_ns or 0
-    daemon = Daemon(config, catalog, devices, session, services)
+    cluster = _membership(config, hot, cold)
+    daemon = Daemon(config, catalog, devices, session, services, cluster)
     report = recover(catalog, found, _keep_open(catalog, session))
     log.info(
         "found %d blocks (%d hot, %d warm, %d cold) and %d directories; %d unsealed were dropped",
@@ -403,10 +410,30 @@ async def _assemble(
     _prepare_root(catalog, config)
     if cold is not None:
         await services.start(_run_cold, cold)
+    if cluster is not None:
+        await services.start(cluster.run)
     await services.start(daemon.deadlines.run)
     await services.start(daemon.mover.run)
     await services.start(daemon.store.run)
     return daemon
+
+
+def _membership(config: Config, hot: HotTier, cold: ColdTier | None) -> MembershipService | None:
+    """Who else there is; None where this daemon is in no cluster. Raises ConfigError."""
+    if config.cluster.id is None:
+        return None
+    # Imported when needed: the client of etcd is large.
+    from mountd.membership import MembershipService
+
+    weight_bytes = hot.capacity_bytes
+    if cold is not None:
+        weight_bytes = sum(device.capacity_bytes for device in cold.statistics())
+    return MembershipService(
+        config.cluster,
+        config.state,
+        weight_bytes=weight_bytes,
+        wall_ns=lambda: clock().wall_ns,
+    )
 
 
 def _keep_open(catalog: Catalog, session: Session | None) -> set[int] | None:

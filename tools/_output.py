@@ -27,6 +27,8 @@ STYLES = {
     "warm": "yellow",
     "cold": "cyan",
     "ok": "green",
+    "live": "green",
+    "suspect": "yellow",
     "good": "green",
     "sealed": "green",
     "writing": "yellow",

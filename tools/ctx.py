@@ -18,6 +18,7 @@ from . import (
     fsck,
     ls,
     mount,
+    peers,
     pin,
     prefetch,
     rm,
@@ -36,7 +37,7 @@ from ._common import INTERRUPTED, OK, PIPE_CLOSED, USAGE, ToolError
 COMMANDS = (
     ls, stat, df, top, events,
     tier, ttl, pin, unpin, prefetch, rm,
-    verify, device, doctor, fsck, dump,
+    verify, device, peers, doctor, fsck, dump,
     mount, umount, completion,
 )  # fmt: skip
 

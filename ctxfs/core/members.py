@@ -8,21 +8,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import xxhash
 
+from ctxfs.addresses import SLOTS, check_address, check_name, check_zone
 from ctxfs.errors import BadValue
 
-SLOTS: Final = 1024
 WEIGHT_MAX: Final = 1 << 60
-_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
-_HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.%a-z]{2,64}\]", re.ASCII)
-NAMES_ACCEPTED: Final = "a member's name: at most 63 letters, digits, dots and dashes"
-ADDRESSES_ACCEPTED: Final = "an address like node1:7440, 10.0.0.1:7440 or [fd00::1]:7440"
 
 
 class MemberState(enum.Enum):
@@ -90,33 +85,12 @@ def _check(member: Member) -> None:
     if not all(type(each) is int for each in numbers):
         raise BadValue("is no member: a number is none")
     check_name(member.name)
-    split_address(member.address)
+    check_address(member.address)
+    check_zone(member.zone)
     if not 0 <= member.slot < SLOTS or not 1 <= member.weight <= WEIGHT_MAX:
         raise BadValue("is no member: its slot or weight is out of bounds")
-    if not member.zone.isprintable() or not member.instance.isprintable():
+    if not member.instance.isprintable():
         raise BadValue("is no member: a text cannot be printed")
-
-
-def check_name(name: str) -> str:
-    """The name. Raises BadValue where it can be no member's: it is part of keys, and of lists."""
-    if _NAME.fullmatch(name) is None:
-        raise BadValue(f"{name[:80]!r} is not {NAMES_ACCEPTED}")
-    return name
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host, without the brackets of IPv6, and port. Raises BadValue."""
-    host, _, port = address.rpartition(":")
-    if _HOST.fullmatch(host) is None or not re.fullmatch("[0-9]{1,5}", port, re.ASCII):
-        raise BadValue(f"{address[:80]!r} is not {ADDRESSES_ACCEPTED}")
-    if not 1 <= int(port) <= 65535:
-        raise BadValue(f"{address[:80]!r} has a port that is not from 1 to 65535")
-    return host.strip("[]"), int(port)
-
-
-def preferred_slot(name: str) -> int:
-    """Where the search for a slot begins: the same for one name, everywhere."""
-    return int(xxhash.xxh3_64_intdigest(name.encode())) % SLOTS
 
 
 class Membership:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ctxfs.core.members import SLOTS
+from ctxfs.addresses import SLOTS
 from ctxfs.errors import CtxfsError
 
 SLOT_BITS: Final = 10

@@ -11,11 +11,8 @@ from ctxfs.core.members import (
     Member,
     Membership,
     MemberState,
-    check_name,
     difference,
     from_record,
-    preferred_slot,
-    split_address,
 )
 from ctxfs.errors import BadValue
 
@@ -64,28 +61,6 @@ def test_no_record_whatever_makes_anything_but_a_refusal(record: bytes) -> None:
         from_record(record)
 
 
-@pytest.mark.parametrize("name", ["n", "node-1.example.org", "A_b", "x" * 63])
-def test_host_names_are_names_of_members(name: str) -> None:
-    assert check_name(name) == name
-
-
-@pytest.mark.parametrize("name", ["", "-a", "a-", "a b", "ä", "x" * 64, "a/b", "a\n"])
-def test_what_is_no_part_of_a_key_is_no_name(name: str) -> None:
-    with pytest.raises(BadValue):
-        check_name(name)
-
-
-def test_addresses_are_split_in_host_and_port() -> None:
-    assert split_address("node1:7440") == ("node1", 7440)
-    assert split_address("[fd00::1]:1") == ("fd00::1", 1)
-
-
-@pytest.mark.parametrize("address", ["", "a", "a:", ":1", "a:0", "a:65536", "a:1x", "fd00::1:9"])
-def test_an_address_without_host_or_port_is_refused(address: str) -> None:
-    with pytest.raises(BadValue):
-        split_address(address)
-
-
 def test_a_snapshot_is_equal_by_its_members_whatever_their_order() -> None:
     one, two = member("n1"), member("n2")
     assert Membership(1, [two, one]) == Membership(2, [one, two])
@@ -130,8 +105,3 @@ def test_a_member_that_is_suspect_changes_but_has_not_left() -> None:
 def test_who_has_left_is_in_no_snapshot() -> None:
     with pytest.raises(ValueError, match="left"):
         Membership(1, [member("n1", state=MemberState.LEFT)])
-
-
-def test_the_slot_that_is_tried_first_depends_on_the_name_alone() -> None:
-    # Written down: another number would give every member of a fixed list another slot.
-    assert preferred_slot("node1") == 695

@@ -269,8 +269,23 @@ def test_config_shows_what_was_reread(start: Callable[..., Daemon]) -> None:
     assert ttl() == "2h"
 
 
-def test_peers_of_one_host_are_an_empty_list(control: Path) -> None:
-    assert json.loads((control / "peers").read_text()) == []
+def test_a_mount_in_no_cluster_has_no_peers(control: Path) -> None:
+    told = json.loads((control / "peers").read_text())
+    assert (told["cluster"], told["self"], told["members"]) == (None, None, [])
+    assert told["source"]["kind"] == "none"
+
+
+def test_a_mount_in_a_cluster_shows_its_members(start: Callable[..., Daemon]) -> None:
+    members = ["one=127.0.0.1:7440,slot=5", "two=127.0.0.1:7441,zone=b"]
+    daemon = start(
+        config=f"[cluster]\nid = 'c'\nname = 'one'\nmembers = {members}\ninsecure = true\n"
+    )
+    told = json.loads((daemon.mount / ".ctx/peers").read_text())
+    assert (told["cluster"], told["self"], told["source"]["kind"]) == ("c", "one", "list")
+    shown = [(each["name"], each["self"], each["zone"]) for each in told["members"]]
+    assert shown == [("one", True, "default"), ("two", False, "b")]
+    assert told["members"][0]["slot"] == 5
+    assert "members.json" in os.listdir(daemon.state)
 
 
 # -- events

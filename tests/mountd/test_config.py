@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxfs.addresses import ListedMember
 from ctxfs.config import (
+    ClusterConfig,
     ColdConfig,
     Config,
     DefaultsConfig,
@@ -62,6 +64,31 @@ events_kept = 10
 read_deadline = "3s"
 operation_deadline = "1m"
 drain = "1m30s"
+[cluster]
+id = "prod"
+name = "node1"
+zone = "rack-1"
+weight = "2TiB"
+listen = "[::]:7000"
+advertise = "10.0.0.1:7000"
+etcd = ["https://10.0.1.1:2379", "https://10.0.1.2:2379"]
+etcd_user = "ctxfs"
+etcd_password_file = "password"
+etcd_ca = "/etc/etcd.pem"
+etcd_cert = "/etc/mine.pem"
+etcd_key = "/etc/mine.key"
+etcd_deadline = "1s"
+lease = 5
+absent_wait = "1m"
+ca = "/etc/ca.pem"
+cert = "/etc/node1.pem"
+key = "/etc/node1.key"
+insecure = false
+replicas = 3
+connections = 8
+peer_deadline = "500ms"
+tombstone_keep = "2d"
+repair_rate = "10MiB"
 [log]
 format = "json"
 level = "debug"
@@ -137,6 +164,31 @@ def test_every_key_is_read(tmp_path: Path) -> None:
             operation_deadline_ns=60 * SECOND_NS,
             drain_ns=90 * SECOND_NS,
         ),
+        cluster=ClusterConfig(
+            id="prod",
+            name="node1",
+            zone="rack-1",
+            weight_bytes=2 * TIB,
+            listen="[::]:7000",
+            advertise="10.0.0.1:7000",
+            etcd=("https://10.0.1.1:2379", "https://10.0.1.2:2379"),
+            etcd_user="ctxfs",
+            etcd_password_file=tmp_path / "password",
+            etcd_ca=Path("/etc/etcd.pem"),
+            etcd_cert=Path("/etc/mine.pem"),
+            etcd_key=Path("/etc/mine.key"),
+            etcd_deadline_ns=SECOND_NS,
+            lease_ns=5 * SECOND_NS,
+            absent_wait_ns=60 * SECOND_NS,
+            ca=Path("/etc/ca.pem"),
+            cert=Path("/etc/node1.pem"),
+            key=Path("/etc/node1.key"),
+            replicas=3,
+            connections=8,
+            peer_deadline_ns=SECOND_NS // 2,
+            tombstone_keep_ns=48 * 3600 * SECOND_NS,
+            repair_bytes_per_s=10 * MIB,
+        ),
         log=LogConfig(format="json", level="debug", file=Path("/var/log/ctxfs.log")),
         source=tmp_path / "ctxfs.toml",
     )
@@ -177,6 +229,16 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         ),
         ("[limits]\nevents_kept = 1.5", "[limits] events_kept: 1.5 is not a whole number"),
         ("[[cold]]\npath='/c'\nformat=1", "[[cold]] format: 1 is not true or false"),
+        (
+            "[cluster]\nlisten = 'here'",
+            "[cluster] listen: 'here' is not an address like node1:7440, 10.0.0.1:7440 or "
+            "[fd00::1]:7440",
+        ),
+        (
+            "[cluster]\netcd = 'http://a'",
+            "[cluster] etcd: 'http://a' is not a list, each of it the URL of an etcd, like "
+            "http://10.0.0.1:2379",
+        ),
         ("[log]\nlevel = 'trace'", "[log] level: 'trace' is not debug, info, warning or error"),
     ],
 )
@@ -216,6 +278,43 @@ def test_a_slip_is_named_with_what_is_accepted(tmp_path: Path, text: str, compla
             "[hot]\nroom_wait='10m'\n[limits]\noperation_deadline='9m'",
             "[limits] operation_deadline: must be longer than hot.room_wait, 10m",
         ),
+        (
+            "[cluster]\nid='c'\netcd=['http://a']\nmembers=['n1=h:1']\ninsecure=true",
+            "[cluster] members: who is there is told by one of them only",
+        ),
+        ("[cluster]\nmembers=['n1=h:1']\ninsecure=true", "[cluster] members: needs cluster.id"),
+        ("[cluster]\nid='c'\netcd=['http://a']", "[cluster] etcd: peers are checked by certif"),
+        ("[cluster]\nid='c'\nca='a'", "[cluster] ca: needs cluster.cert and cluster.key too"),
+        (
+            "[cluster]\nid='c'\nca='a'\ncert='b'\nkey='c'\ninsecure=true",
+            "[cluster] insecure: peers either show certificates, or they do not",
+        ),
+        (
+            "[cluster]\nid='c'\nmembers=['n1=h:1','n1=h:2']\ninsecure=true",
+            "[cluster] members: n1 is named twice",
+        ),
+        (
+            "[cluster]\nid='c'\nmembers=['n1=h:1,slot=4','n2=h:2,slot=4']\ninsecure=true",
+            "[cluster] members: n1 and n2 would both have slot 4: give one of them another",
+        ),
+        (
+            "[cluster]\nid='c'\nname='n2'\nmembers=['n1=h:1']\ninsecure=true",
+            "[cluster] members: n2 is not among them",
+        ),
+        ("[cluster]\netcd_user='u'", "[cluster] etcd_user: a user and the file with its"),
+        ("[cluster]\netcd_cert='c'", "[cluster] etcd_cert: a certificate and its key"),
+        (
+            "[cluster]\nid='c'\netcd=['http://a']\netcd_user='u'\netcd_password_file='p'\n"
+            "ca='a'\ncert='b'\nkey='c'",
+            "[cluster] etcd_user: the password would go to http://a in the open",
+        ),
+        ("[cluster]\nreplicas=17", "[cluster] replicas: must be from 1 to 16"),
+        ("[cluster]\nconnections=0", "[cluster] connections: must be from 1 to 64"),
+        ("[cluster]\nweight=0", "[cluster] weight: would be home to nothing"),
+        ("[cluster]\nlease='10ms'", "[cluster] lease: must be at least 1s"),
+        ("[cluster]\npeer_deadline=0", "[cluster] peer_deadline: nothing answers in no time"),
+        ("[cluster]\nrepair_rate=1", "[cluster] repair_rate: must be at least 1.0 MiB"),
+        ("[cluster]\ntombstone_keep='1m'", "[cluster] tombstone_keep: must be longer than"),
         ("state='/ctx/s'\n[mount]\npath='/ctx'", "state: /ctx/s would lie beneath the mount"),
         ("[mount]\npath='/'", "[mount] path: /var/lib/ctxfs would lie beneath the mount"),
     ],
@@ -358,6 +457,23 @@ def test_a_flag_path_is_relative_to_the_working_directory(
             Limits,
             block_bytes_max=st.integers(4 * KIB, 8 * MIB),
             operation_deadline_ns=st.integers(10**12 + 1, 10**15),
+        ),
+        cluster=st.builds(
+            ClusterConfig,
+            id=st.just("prod"),
+            weight_bytes=st.none() | st.integers(1, 2**50),
+            members=st.lists(
+                st.builds(
+                    ListedMember,
+                    st.integers(0, 99).map("n{}".format),
+                    st.just("h:1"),
+                    st.just("z"),
+                    weight=st.integers(1, 2**50),
+                    slot=st.integers(0, 1023),
+                ),
+                max_size=1,
+            ).map(tuple),
+            insecure=st.just(True),
         ),
         log=st.builds(LogConfig, file=st.none() | st.just(Path("/var/log/x"))),
     )
