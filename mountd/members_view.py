@@ -79,6 +79,7 @@ class MembersView:
     def claim_slot(self, slot: int) -> None:
         """This slot is ours."""
         self.slot_claimed = True
+        self._wake()
         if slot != self.me.slot:
             log.info("this member's slot is %d", slot)
             self._do(lambda: self._roster.rename_me(replace(self.me, slot=slot)))

@@ -93,13 +93,16 @@ class MembershipService:
             task_status.started()
 
     async def _keep_saved(self) -> None:
-        """Write down the members whenever they change."""
+        """Write down the members, and our slot, whenever they change."""
         told = ""
         while True:
-            membership = self.membership
             slot = self.me.slot if self.view.slot_claimed else None
-            others = memberfile.others(self.me.name, membership)
-            self._saved = replace(self._saved, slot=slot, members=others)
+            others = memberfile.others(self.me.name, self.membership)
+            fresh = replace(self._saved, slot=slot, members=others)
+            if fresh == self._saved:
+                await self.view.wait_changed()
+                continue
+            self._saved = fresh
             try:
                 await trio.to_thread.run_sync(
                     memberfile.write, self._state, self._cluster_id, self._saved
@@ -108,7 +111,6 @@ class MembershipService:
                 if str(error) != told:
                     told = str(error)
                     log.warning("the members cannot be written down: %s", told)
-            await self.wait_newer(membership.epoch)
 
     # ---- for people
 

@@ -38,11 +38,13 @@ def start(server: EtcdServer, tmp_path: Path) -> Start:
     """`async with start("n1") as service`: a member of this test's cluster, with its own state."""
 
     @asynccontextmanager
-    async def started(name: str, **settings: Any) -> AsyncIterator[MembershipService]:
+    async def started(
+        name: str, directory: str = "", **settings: Any
+    ) -> AsyncIterator[MembershipService]:
         given: dict[str, Any] = {"etcd": (server.endpoint,), "id": f"{tmp_path.name:.60}.x"}
         given |= {"lease_ns": SECOND_NS, "etcd_deadline_ns": 10 * SECOND_NS}
         cluster = ClusterConfig(name=name, **(given | settings))
-        state = tmp_path / name
+        state = tmp_path / (directory or name)
         state.mkdir(exist_ok=True)
         service = MembershipService(cluster, state, weight_bytes=100, wall_ns=lambda: WALL_NS)
         async with trio.open_nursery() as nursery:
@@ -174,11 +176,10 @@ async def test_when_all_slots_are_taken_one_whose_owner_is_gone_is_taken_over(
 
 
 async def test_two_daemons_of_one_name_are_told_and_the_first_stays(
-    start: Start, tmp_path: Path
+    start: Start,
 ) -> None:
     async with start("n1") as first:
-        (tmp_path / "n1").rename(tmp_path / "elsewhere")
-        async with start("n1", etcd_deadline_ns=SECOND_NS // 10) as second:
+        async with start("n1", "elsewhere", etcd_deadline_ns=SECOND_NS // 10) as second:
             source = await is_reachable(second, False)
             assert "another member is called n1" in source["why"]
         assert names(first.membership) == ["n1"]

@@ -82,7 +82,7 @@ def test_json_is_what_the_daemon_tells(mount: FakeMount, run: Run) -> None:
 
 def test_a_mount_in_no_cluster_says_so(mount: FakeMount, run: Run) -> None:
     source = {"kind": "none", "reachable": None, "since": None, "why": None}
-    told = {"cluster": None, "self": None, "source": source, "members": []}
+    told: dict[str, Any] = {"cluster": None, "self": None, "source": source, "members": []}
     (mount.path / ".ctx" / "peers").write_text(json.dumps(told))
     answer = run("peers")
     assert (answer.code, answer.out) == (0, "this mount is in no cluster\n")
