@@ -84,7 +84,7 @@ def test_tools_know_of_the_daemon_only_what_both_must_agree_on() -> None:
 def test_tiers_never_see_each_other() -> None:
     tiers = [source for source in SHIPPED if source.name.startswith("ctxfs.tiers.")]
     kinds = {source.name: source.path.stem.partition("_")[0] for source in tiers}
-    assert set(kinds.values()) == {"hot", "warm", "cold"}
+    assert set(kinds.values()) == {"hot", "warm", "cold", "remote"}
     for source in tiers:
         others = {name for name in modules_of(source) if name in kinds}
         assert {kinds[name] for name in others} <= {kinds[source.name]}, source
