@@ -11,17 +11,17 @@ import trio
 
 from ctxfs.core.members import Member, Membership, split_address
 from ctxfs.core.placement import Placement
-from ctxfs.device.door import Arrival, Opened
+from ctxfs.device.door import Opened
 from ctxfs.device.peer import Peer
 from ctxfs.device.peerserver import PeerServer
-from ctxfs.device.tcp import Listener
+from ctxfs.device.tcp import Address, Listener
 from ctxfs.device.timing import Timing
 from ctxfs.errors import PeerBusy
 from ctxfs.tiers.remote import RemoteTier
 from ctxfs.tiers.remote_facts import RemoteSettings
 from ctxfs.wire.breaker import Health
 from ctxfs.wire.greeting import Identity
-from ctxfs.wire.messages import Answer, GoneKey, Have, Offer, Read, Refused, Stats
+from ctxfs.wire.messages import Answer, GoneKey, Have, Read, Stats
 from tests.device.peering import INSECURE, PATIENCE_S, SMALL, MemoryDoor
 
 ME = "me"
@@ -56,9 +56,6 @@ class Holder(MemoryDoor):
             raise PeerBusy("read elsewhere")
         return await super().read(peer, request)
 
-    async def offer(self, peer: Identity, request: Offer) -> Arrival | Refused:
-        return await super().offer(peer, request)
-
     def delete(self, key: bytes, version: int) -> None:
         self.gone[key] = GoneKey(key, version, 9)
 
@@ -66,7 +63,7 @@ class Holder(MemoryDoor):
 class Road:
     """A way to a member's door. While it is closed, nothing arrives and nobody is told."""
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    def __init__(self, target: Address) -> None:
         self.address = ("", 0)
         self.closed = trio.Event()  # by `close_after`
         self._target = target
@@ -144,6 +141,7 @@ class Host:
     door: Holder
     road: Road
     server: PeerServer
+    address: Address
     zone: str = ""
 
     def member(self) -> Member:
@@ -156,7 +154,8 @@ class Host:
 class Cluster:
     """We, and the others by name."""
 
-    def __init__(self, settings: RemoteSettings, zone: str) -> None:
+    def __init__(self, settings: RemoteSettings, zone: str, nursery: trio.Nursery) -> None:
+        self.nursery = nursery
         self.hosts: dict[str, Host] = {}
         self.peers: dict[str, Peer] = {}
         self.tier = RemoteTier(ME, self._make_peer, settings)
@@ -195,6 +194,25 @@ class Cluster:
         )
         return peer
 
+    async def add(self, name: str, zone: str) -> None:
+        """Have this one listen, and a road to it."""
+        door, listener = Holder(), Listener(("127.0.0.1", 0))
+        address = listener.address
+        them = Identity(cluster=b"lab", name=name.encode(), slot=1)
+        server = PeerServer(listener, door, them, INSECURE, limits=SMALL, timing=TIMING)
+        await self.nursery.start(server.run)
+        road = await self._lay_road(address)
+        self.hosts[name] = Host(name, door, road, server, address, zone)
+
+    async def move(self, name: str) -> None:
+        """Give it another address."""
+        self.hosts[name].road = await self._lay_road(self.hosts[name].address)
+
+    async def _lay_road(self, target: Address) -> Road:
+        road = Road(target)
+        await self.nursery.start(road.run)
+        return road
+
     async def connected(self) -> None:
         """Wait until all members were reached."""
         for peer in self.peers.values():
@@ -214,12 +232,12 @@ class Cluster:
 async def cluster(
     *names: str, settings: RemoteSettings = PATIENT, zones: str = "", runs: bool = True
 ) -> AsyncIterator[Cluster]:
-    """All are members, and connected. `zones`: a letter for each name, and one for us at the end."""
-    made = Cluster(settings, zones[-1:])
+    """All are members, and connected. `zones`: a letter for each name, and at the end for us."""
     async with trio.open_nursery() as nursery:
+        made = Cluster(settings, zones[-1:], nursery)
         try:
             for number, name in enumerate(names):
-                await _add(nursery, made, name, zones[number : number + 1])
+                await made.add(name, zones[number : number + 1])
             made.set_members(*names)
             if runs:
                 await nursery.start(made.tier.run)
@@ -230,13 +248,3 @@ async def cluster(
             nursery.cancel_scope.cancel()
     for host in made.hosts.values():
         host.door.close()
-
-
-async def _add(nursery: trio.Nursery, made: Cluster, name: str, zone: str) -> None:
-    door, listener = Holder(), Listener(("127.0.0.1", 0))
-    road = Road(listener.address)
-    them = Identity(cluster=b"lab", name=name.encode(), slot=1)
-    server = PeerServer(listener, door, them, INSECURE, limits=SMALL, timing=TIMING)
-    await nursery.start(server.run)
-    await nursery.start(road.run)
-    made.hosts[name] = Host(name, door, road, server, zone)
