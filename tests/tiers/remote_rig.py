@@ -222,7 +222,7 @@ class Cluster:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Let others have their turn until it holds."""
         while not condition():
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
 
     def is_broken(self, name: str) -> bool:
         return self.peers[name].health is Health.BROKEN
