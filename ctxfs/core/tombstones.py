@@ -11,6 +11,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple
 
 from ctxfs.core.versions import slot_of
@@ -84,6 +85,21 @@ class Tombstones:
         """Whether this version of the key is dead."""
         found = self._by_key.get(key)
         return found is not None and version <= found.version
+
+    def get(self, key: bytes) -> Tombstone | None:
+        """The tombstone of a key."""
+        return self._by_key.get(key)
+
+    def page(self, after_version: int, count: int) -> list[Tombstone]:
+        """The `count` of all with the lowest versions above that one, in the order of versions."""
+        rows = heapq.merge(
+            *(
+                islice(rows, bisect_left(rows, (after_version + 1, b"")), None)
+                for rows in self._by_origin.values()
+            )
+        )
+        current = (self._by_key[key] for version, key in rows if self._is_current(version, key))
+        return list(islice(current, count))
 
     def bury(self, key: bytes, version: int, until_ns: int) -> Tombstone:
         """A key is deleted here. `version` is new, and the highest that this member issued.

@@ -266,6 +266,10 @@ class Catalog:
         """Whether a tier below the hot one holds a copy, so that the hot one may go at once."""
         return self.is_warm(block) or self.is_cold(block) or block.generation in self.elsewhere
 
+    def is_here(self, block: Block) -> bool:
+        """Whether any tier of this host holds a copy."""
+        return block.is_hot or self.is_warm(block) or self.is_cold(block)
+
     def set_shadow(self, block: Block, shadow: BlockMeta) -> None:
         """The cold tier holds the content of an unsealed block as it is now, for fsync."""
         self.drop_shadow(block)
@@ -405,6 +409,21 @@ class Catalog:
         self._rename_shadow(block)
         self.attributes_changed(block.generation)
         self.record_change(block)
+        if old is not None:
+            self._replace(old, block)
+
+    def adopt(self, block: Block, directory: Directory, name: bytes) -> None:
+        """Publish a sealed block that came from another host, with a hot copy.
+
+        What the name led to is over, and nobody is told so: who wrote this has seen to that.
+        Raises IsDirectory, NameTooLong, BlockNotFound where the directory is gone.
+        """
+        old = self.names.publish(block, directory, name)
+        self.block_count += 1
+        self.set_expiry(block, block.expires_ns)
+        self.hot_order.add(block)
+        self._changed_beneath(directory, name)
+        self.record(block)
         if old is not None:
             self._replace(old, block)
 

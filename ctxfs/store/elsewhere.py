@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 PREFIXES = b".ctx/prefix/"
 # A block that nobody opens is as good as unknown after that: its holders may have dropped it.
 BELIEVED_NS = 10_000_000_000
+_TIME_MAX = 2**63 - 1  # of what is written down
 KNOWN_MAX = 65536  # blocks without any copy here
 
 
@@ -230,15 +231,15 @@ class IsRight(Protocol):
 
 def take_attributes(block: Block, attributes: Attributes, now: Now) -> None:
     """Give a block what travelled with it. Durations begin now."""
-    block.mode, block.uid, block.gid = attributes.mode, attributes.uid, attributes.gid
-    block.created_ns = attributes.created_ns
-    block.mtime_ns = block.ctime_ns = attributes.mtime_ns
+    block.mode, block.uid, block.gid = attributes.mode & 0o7777, attributes.uid, attributes.gid
+    block.created_ns = min(attributes.created_ns, _TIME_MAX)
+    block.mtime_ns = block.ctime_ns = min(attributes.mtime_ns, _TIME_MAX)
     block.atime_ns, block.used_ns = now.wall_ns, now.boot_ns
     ttl_ns, pin_ns = attributes.ttl_ns, attributes.pin_ns
-    block.expires_ns = NEVER if ttl_ns == FOREVER_NS else now.boot_ns + ttl_ns
+    block.expires_ns = NEVER if ttl_ns == FOREVER_NS else min(now.boot_ns + ttl_ns, _TIME_MAX)
     pin = PIN_NONE
     if pin_ns:
-        pin = PIN_FOREVER if pin_ns == FOREVER_NS else now.boot_ns + pin_ns
+        pin = PIN_FOREVER if pin_ns == FOREVER_NS else min(now.boot_ns + pin_ns, _TIME_MAX)
     extras = Extras(
         pin_until_ns=pin,
         parent=attributes.parent,
@@ -259,8 +260,8 @@ def attributes_of(block: Block, now: Now) -> Attributes:
         mode=block.mode,
         uid=block.uid,
         gid=block.gid,
-        created_ns=block.created_ns,
-        mtime_ns=block.mtime_ns,
+        created_ns=max(0, block.created_ns),
+        mtime_ns=max(0, block.mtime_ns),
         ttl_ns=ttl_ns,
         pin_ns=pin,
         parent=extras.parent,

@@ -10,6 +10,8 @@ import trio
 
 from ctxfs.codec.digest import digest, digest_of_pieces
 from ctxfs.device.engine import Span
+from ctxfs.device.lanes import Source
+from ctxfs.device.links import FileSpan
 from ctxfs.device.memorypool import POOL
 from ctxfs.tiers.hot import HotFile
 
@@ -24,6 +26,15 @@ async def content_digest(file: HotFile) -> bytes:
     if file.size <= DIGEST_INLINE_BYTES:
         return digest(view)
     return await trio.to_thread.run_sync(digest, view)
+
+
+def sendable(file: HotFile, offset: int, length: int) -> Source:
+    """Return bytes of a file that nobody changes, to be sent: memory, to be released afterwards, or
+    where a mapping must not be touched, the file's own. Raises TierTrouble.
+    """
+    if file.has_holes():
+        return FileSpan(file.fd, offset, length)
+    return file.mapping().view[offset : offset + length]
 
 
 @contextlib.asynccontextmanager

@@ -114,7 +114,7 @@ class Promoter:
             self._moves.lease_ended()
 
     async def _promote(self, block: Block) -> None:
-        file = await self._arriving_file(block)
+        file = await self.arriving_file(block)
         try:
             source = await self._fill(block, file)
             if block.is_gone:
@@ -192,8 +192,11 @@ class Promoter:
             await self._cold.get(block.generation, stored.span(), length)
             await self._coding.decode(stored.view, view, made_for)
 
-    async def _arriving_file(self, block: Block) -> HotFile:
-        """Return a file of the block's size with all its pages, to be overwritten whole."""
+    async def arriving_file(self, block: Block) -> HotFile:
+        """Return a file of the block's size with all its pages, to be overwritten whole.
+
+        Raises TierFull, TierTrouble.
+        """
         recycled = self._hot.recycle(block.generation, block.size)
         if recycled is not None:
             self._catalog.counters.recycled += 1
