@@ -88,6 +88,9 @@ class Catalog:
         self.versions: VersionClock | None = None
         self.block_sealed: Callable[[Block], None] = lambda block: None
         self.key_deleted: Callable[[bytes, Block], None] = lambda key, block: None
+        # The same of directories, which others find by a sign (ctxfs/store/elsewhere.py).
+        self.directory_made: Callable[[Directory], None] = lambda directory: None
+        self.directory_removed: Callable[[bytes], None] = lambda path: None
         # Blocks of which there is no copy here, or none that is to be kept: version and holders.
         self.elsewhere: dict[int, tuple[str, ...]] = {}
         self.last_copy_left: Callable[[Block], None] = lambda block: None  # of those
@@ -411,6 +414,8 @@ class Catalog:
         self.record_change(block)
         if old is not None:
             self._replace(old, block)
+        if block.state is State.SEALED:
+            self.block_sealed(block)
 
     def adopt(self, block: Block, directory: Directory, name: bytes) -> None:
         """Publish a sealed block that came from another host, with a hot copy.

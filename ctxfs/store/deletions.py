@@ -53,6 +53,7 @@ class Deletions:
         # Keys under a temporary name that nobody was ever told of need no tombstone.
         self.was_offered: Callable[[Block], bool] = lambda block: True
         catalog.key_deleted = self.bury
+        catalog.directory_removed = self.bury_directory
 
     # -- here
 
@@ -61,6 +62,13 @@ class Deletions:
         is_own = slot_of(block.version) == self.table.slot
         if is_temporary(block.name) and is_own and not self.was_offered(block):
             return
+        self._bury(key)
+
+    def bury_directory(self, path: bytes) -> None:
+        """A directory is removed here: others are not to find the sign of it any more."""
+        self._bury(PREFIXES + path)
+
+    def _bury(self, key: bytes) -> None:
         until_ns = self._catalog.clock().wall_ns + self._keep_ns
         self._new.append(self.table.bury(key, self._catalog.new_version(), until_ns))
         self._wanted.set()

@@ -498,6 +498,7 @@ class Store:
         directory = self.catalog.make_directory(parent, name)
         directory.mode, directory.uid, directory.gid = who.mode, who.uid, who.gid
         self.catalog.record_directory(directory)
+        self.catalog.directory_made(directory)
         return directory
 
     def remove_directory(self, parent: Directory, name: bytes) -> None:
@@ -507,4 +508,6 @@ class Store:
             raise BlockNotFound(repr(name))
         if not isinstance(node, Directory):
             raise NotDirectory(repr(name))
+        path = self.catalog.names.key_of(node)
         self.catalog.remove_directory(node)
+        self.catalog.directory_removed(path)
