@@ -1,0 +1,247 @@
+"""This daemon as one of a cluster: everything that docs/cluster.md names, put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from ctxfs.addresses import split_address
+from ctxfs.core.members import Member
+from ctxfs.core.tombstones import Listing, Tombstone, Tombstones
+from ctxfs.core.versions import VersionClock
+from ctxfs.device.peer import Peer
+from ctxfs.device.peerserver import serve
+from ctxfs.device.tcp import Listener
+from ctxfs.device.tls import Certificates, Insecure, Security
+from ctxfs.errors import ConfigError, CtxfsError
+from ctxfs.settings import ClusterConfig
+from ctxfs.store.deletions import Deletions
+from ctxfs.store.elsewhere import Elsewhere
+from ctxfs.store.receiving import Receiver
+from ctxfs.store.replicating import Replicator
+from ctxfs.store.serving import Serving
+from ctxfs.store.store import Store
+from ctxfs.tiers.remote import RemoteTier
+from ctxfs.tiers.remote_facts import PeerStatistics, RemoteSettings
+from ctxfs.wire.breaker import Health
+from ctxfs.wire.greeting import Identity
+from ctxfs.wire.messages import GoneKey
+from mountd.membership import MembershipService
+from mountd.peerdoor import PeerDoor
+from mountd.repairing import Repairer
+from mountd.tombstonefile import TombstoneFile
+
+log = logging.getLogger(__name__)
+
+SECOND_NS: Final = 1_000_000_000
+EXCHANGE_S: Final = 10.0  # between two exchanges with one member that goes on to be there
+LOOK_S: Final = 0.25  # how often it is looked who came, or does not answer
+DOUBT_S: Final = 3.0  # a listed member that is ill for so long is no home of new blocks
+
+
+class Cluster:
+    """Runs as long as the daemon does; joins as soon as it has a slot."""
+
+    def __init__(
+        self, config: ClusterConfig, state: Path, store: Store, members: MembershipService
+    ) -> None:
+        """Raises ConfigError where certificates cannot be had, or nobody can listen there."""
+        self._config = config
+        self._store = store
+        self._catalog = store.catalog
+        self._members = members
+        self._security = _security(config)
+        self._listener = Listener(split_address(config.listen))
+        self._file = TombstoneFile(state / "tombstones")
+        self._exchanged: dict[str, tuple[int, float]] = {}  # by member: which session, and when
+        self.remote = RemoteTier(
+            members.me.name,
+            self._peer,
+            RemoteSettings(
+                replicas=config.replicas, deadline_s=config.peer_deadline_ns / SECOND_NS
+            ),
+        )
+        self.replicator: Replicator | None = None
+        self.receiver: Receiver | None = None
+
+    def _identity(self) -> Identity:
+        me = self._members.me
+        assert self._config.id is not None
+        return Identity(
+            cluster=self._config.id.encode(),
+            name=me.name.encode(),
+            slot=me.slot,
+            zone=me.zone.encode(),
+        )
+
+    def _peer(self, member: Member) -> Peer:
+        return Peer(
+            self._identity(),
+            member.name.encode(),
+            split_address(member.address),
+            self._security,
+            lanes=self._config.connections,
+        )
+
+    # -- life
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Has started when deletions that others know were learned, as far as they answer."""
+        if not self._members.view.slot_claimed:
+            log.warning("no slot in the cluster yet: nothing is shared until there is one")
+            task_status.started()
+            task_status = trio.TASK_STATUS_IGNORED
+            while not self._members.view.slot_claimed:
+                await self._members.view.wait_changed()
+        try:
+            await self._share(task_status)
+        finally:
+            self._file.close()
+
+    async def _share(self, task_status: trio.TaskStatus[None]) -> None:
+        slot = self._members.me.slot
+        self._catalog.versions = VersionClock(slot, self._catalog.next_generation)
+        saved, since = await trio.to_thread.run_sync(self._file.load)
+        table = Tombstones.restored(slot, saved, since)
+        self._catalog.versions.highest = max(self._catalog.versions.highest, table.highest)
+        deletions = Deletions(
+            self._catalog, table, self._config.tombstone_keep_ns, self._keep, self._tell
+        )
+        serving = Serving(self._store, table)
+        receiver = Receiver(self._store, table, may_accept=deletions.may_accept)
+        deletions.drop = receiver.drop
+        deletions.settle()
+        replicator = Replicator(self._store, deletions, self.remote, self._members.me.name)
+        deletions.was_offered = replicator.was_offered
+        self._catalog.block_sealed = replicator.sealed
+        self._catalog.directory_made = replicator.directory_made
+        self.receiver, self.replicator = receiver, replicator
+        self._store.join(Elsewhere(self._catalog, self.remote, deletions.may_accept))
+        door = PeerDoor(self._store, serving, receiver, deletions)
+        repairer = Repairer(
+            self._catalog,
+            replicator,
+            self._members.me.name,
+            self._config.replicas,
+            self._config.repair_bytes_per_s,
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.remote.run)
+            self.remote.set_members(self._members.membership)
+            await nursery.start(door.run)
+            await nursery.start(
+                partial(serve, self._listener, door, self._identity(), self._security)
+            )
+            with trio.move_on_after(self._config.peer_deadline_ns / SECOND_NS):
+                await self._exchange(deletions, self._others())
+            nursery.start_soon(self._follow, repairer)
+            nursery.start_soon(self._look, deletions, replicator)
+            nursery.start_soon(self._keep_short, table)
+            await nursery.start(replicator.run)
+            await nursery.start(deletions.run)
+            await nursery.start(repairer.run)
+            task_status.started()
+
+    async def _follow(self, repairer: Repairer) -> None:
+        """Have the tier know the members, and what they lack be sent to them."""
+        known = self._members.membership
+        while True:
+            fresh = await self._members.wait_newer(known.epoch)
+            self.remote.set_members(fresh)
+            if fresh.fingerprint != known.fingerprint:
+                repairer.changed(known, fresh)
+            known = fresh
+
+    async def _look(self, deletions: Deletions, replicator: Replicator) -> None:
+        """Exchange deletions with who came, and now and then; tell who does not answer."""
+        while True:
+            await trio.sleep(LOOK_S)
+            now = trio.current_time()
+            due = []
+            for peer in self.remote.statistics():
+                if peer.health != Health.HEALTHY.value:
+                    if peer.ill_for_s > DOUBT_S:
+                        self._members.doubt(peer.name)
+                    continue
+                self._members.vouch(peer.name)
+                session, at = self._exchanged.get(peer.name, (0, 0.0))
+                if peer.connected != session:
+                    replicator.retry()
+                if peer.connected != session or now - at > EXCHANGE_S:
+                    due.append(peer)
+            await self._exchange(deletions, due)
+
+    # -- deletions
+
+    def _others(self) -> list[PeerStatistics]:
+        return list(self.remote.statistics())
+
+    async def _exchange(self, deletions: Deletions, peers: Sequence[PeerStatistics]) -> None:
+        """Learn what these know of deletions; who does not answer is asked again later."""
+
+        async def ask(peer: PeerStatistics) -> None:
+            try:
+                page = await self.remote.tombstones(peer.name, deletions.table.known)
+            except CtxfsError as error:
+                log.debug("%s was not asked for deletions: %s", peer.name, error)
+                return
+            told = tuple(Tombstone(each.key, each.version, each.until_ns) for each in page.entries)
+            deletions.learn(peer.name, Listing(told, dict(page.known), dict(page.forgotten)))
+            self._exchanged[peer.name] = (peer.connected, trio.current_time())
+
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(ask, peer)
+
+    async def _keep(self, tombstones: Sequence[Tombstone]) -> None:
+        await trio.to_thread.run_sync(self._file.append, list(tombstones))
+
+    async def _tell(self, tombstones: Sequence[Tombstone]) -> None:
+        await self.remote.tell_gone([GoneKey(*each) for each in tombstones])
+
+    async def _keep_short(self, table: Tombstones) -> None:
+        while True:
+            await trio.sleep(EXCHANGE_S)
+            if self._file.wants_rewrite:
+                await trio.to_thread.run_sync(self._file.rewrite, table.snapshot())
+
+    # -- for people
+
+    def peers_as_list(self) -> list[dict[str, Any]]:
+        """Health and traffic of the other members, by the names of ctxfs(7)."""
+        return [
+            {
+                "name": each.name,
+                "health": each.health,
+                "ill_for_s": round(each.ill_for_s, 3),
+                "trouble": each.trouble,
+                "round_trip_s": each.round_trip_s,
+                "load": each.load,
+                "capacity_bytes": each.capacity_bytes,
+                "free_bytes": each.free_bytes,
+                "blocks": each.blocks,
+                "requests": each.requests,
+                "missed": each.missed,
+                "received_bytes": each.received_bytes,
+                "sent_bytes": each.sent_bytes,
+                "corrupt": each.corrupt,
+            }
+            for each in self.remote.statistics()
+        ]
+
+
+def _security(config: ClusterConfig) -> Security:
+    if config.insecure:
+        return Insecure()
+    if config.ca is None or config.cert is None or config.key is None:
+        raise ConfigError(
+            "cluster: ca, cert and key are needed to talk to other members, or insecure = true"
+        )
+    return Certificates(config.ca, config.cert, config.key)
+
+

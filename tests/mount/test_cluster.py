@@ -1,0 +1,156 @@
+"""Several daemons that share their blocks, on real mounts and real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.mount.harness import MIB, Daemon, noise, wait_until
+
+NAMES = ("a", "b", "c")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+class Cluster:
+    """Daemons of one fixed list, by name; started when asked for."""
+
+    def __init__(self, base: Path, channel: str, names: tuple[str, ...], replicas: int) -> None:
+        ports = dict(zip(names, free_ports(len(names)), strict=True))
+        members = ", ".join(f'"{name}=127.0.0.1:{port}"' for name, port in ports.items())
+        self._stack = ExitStack()
+        self.daemons: dict[str, Daemon] = {}
+        for name, port in ports.items():
+            room = base / name
+            room.mkdir()
+            config = (
+                f'[cluster]\nid = "test"\nname = "{name}"\nlisten = "127.0.0.1:{port}"\n'
+                f"insecure = true\nreplicas = {replicas}\nmembers = [{members}]\n"
+            )
+            self.daemons[name] = Daemon(
+                room, config=config, channel=channel, hot="64MiB", cold="64MiB"
+            )
+
+    def __getitem__(self, name: str) -> Daemon:
+        return self.daemons[name]
+
+    def start(self) -> Cluster:
+        for daemon in self.daemons.values():
+            self._stack.enter_context(daemon)
+        wait_until(lambda: all(self.healthy(name) == self.others(name) for name in self.daemons))
+        return self
+
+    def others(self, name: str) -> set[str]:
+        return set(self.daemons) - {name}
+
+    def healthy(self, name: str) -> set[str]:
+        told = json.loads((self[name].mount / ".ctx/peers").read_text())
+        return {each["name"] for each in told["peers"] if each["health"] == "healthy"}
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def cluster(channel: str, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    with ExitStack() as stack:
+
+        def make(names: tuple[str, ...] = NAMES, *, replicas: int = 2) -> Cluster:
+            made = Cluster(tmp_path, channel, names, replicas)
+            stack.callback(made.close)
+            return made.start()
+
+        yield make
+
+
+def exists(daemon: Daemon, key: str) -> bool:
+    return (daemon.mount / key).exists()
+
+
+def replicated(daemon: Daemon, key: str) -> bool:
+    wanted, _, reached = daemon.get(key, "replicas").partition("/")
+    return wanted == reached
+
+
+def test_a_block_that_one_host_wrote_is_read_on_all(cluster: Callable[..., Cluster]) -> None:
+    made = cluster()
+    content = noise(1, 3 * MIB + 17)
+    made["a"].put("dir-less", content)
+    made["a"].set("dir-less", "parent", "before")
+    for name in NAMES:
+        wait_until(lambda name=name: exists(made[name], "dir-less"))  # type: ignore[misc]
+        assert (made[name].mount / "dir-less").read_bytes() == content
+        assert os.stat(made[name].mount / "dir-less").st_mode & 0o777 == 0o644
+
+
+def test_a_block_in_directories_is_found_by_its_path(cluster: Callable[..., Cluster]) -> None:
+    made = cluster()
+    (made["a"].mount / "model/layer").mkdir(parents=True)
+    made["a"].put("model/layer/k", b"deep")
+    for name in NAMES:
+        wait_until(lambda name=name: exists(made[name], "model/layer/k"))  # type: ignore[misc]
+        assert (made[name].mount / "model/layer/k").read_bytes() == b"deep"
+
+
+def test_what_is_unlinked_on_one_host_is_gone_on_all(cluster: Callable[..., Cluster]) -> None:
+    made = cluster()
+    made["a"].put("k", b"content")
+    for name in NAMES:
+        wait_until(lambda name=name: exists(made[name], "k"))  # type: ignore[misc]
+        assert (made[name].mount / "k").read_bytes() == b"content"
+    (made["b"].mount / "k").unlink()
+    for name in NAMES:
+        wait_until(lambda name=name: not exists(made[name], "k"))  # type: ignore[misc]
+
+
+def test_the_newest_content_of_a_key_wins_everywhere(cluster: Callable[..., Cluster]) -> None:
+    made = cluster()
+    for number, name in enumerate(NAMES):
+        content = b"%d" % number * 100_000
+        made[name].put("k", content)
+        for other in NAMES:
+            wait_until(
+                lambda other=other: (made[other].mount / "k").read_bytes() == content  # type: ignore[misc]
+            )
+
+
+def test_a_replica_outlives_the_host_that_wrote(cluster: Callable[..., Cluster]) -> None:
+    made = cluster()
+    contents = {f"k{number}": noise(number, 100_000) for number in range(12)}
+    for key, content in contents.items():
+        made["a"].put(key, content)
+    for key in contents:
+        wait_until(lambda key=key: replicated(made["a"], key))  # type: ignore[misc]
+    made["a"].kill()
+    for key, content in contents.items():
+        for name in ("b", "c"):
+            assert (made[name].mount / key).read_bytes() == content
+
+
+def test_a_host_that_was_away_does_not_bring_back_what_was_deleted(
+    cluster: Callable[..., Cluster],
+) -> None:
+    made = cluster()
+    made["a"].put("k", noise(1, 50_000))
+    made["a"].set("k", "tier", "cold")
+    for name in NAMES:
+        wait_until(lambda name=name: exists(made[name], "k"))  # type: ignore[misc]
+    made["a"].kill()
+    (made["b"].mount / "k").unlink()
+    made["a"].start()
+    assert not exists(made["a"], "k")
+    for name in ("b", "c"):
+        assert not exists(made[name], "k")
