@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 import trio
@@ -23,7 +24,7 @@ from ctxfs.ondisk.layout import ALIGN_BYTES
 from ctxfs.ondisk.record import Place
 from ctxfs.tiers.cold_buffers import Scratch
 from ctxfs.tiers.cold_health import Health
-from ctxfs.tiers.cold_index import ColdIndex
+from ctxfs.tiers.cold_index import ColdIndex, Grave
 from ctxfs.tiers.cold_parts import part_header_bytes, part_position, part_record_bytes
 from ctxfs.tiers.cold_requests import DataRequest, carried_request, note_request
 from ctxfs.tiers.cold_space import (
@@ -95,14 +96,20 @@ class Reclaimer:
         return []
 
     async def round(self, victims: Sequence[Segment]) -> None:
-        """Free these segments, or all that can be read of them. Raises DeviceError."""
-        for victim in victims:
+        """Free these segments, or all that can be read of them. Raises DeviceError, TierFull.
+
+        Where there is no room for a Drop, one that can do without is freed in their place.
+        """
+        retiring = list(victims)
+        for victim in retiring:
             victim.state = SegmentState.RETIRING
         try:
             for victim in victims:
                 if victim.live_bytes:
                     await self._carry(victim)
-            await self._write_drops(victims)
+            if not await self._write_drops(victims):
+                victims = [self._take_harmless(victims)]
+                retiring += victims
             await self._flush()
             done = [victim for victim in victims if not victim.unreadable or not victim.live_bytes]
             for victim in done:
@@ -111,7 +118,7 @@ class Reclaimer:
             with trio.CancelScope(shield=True):
                 await self._erase(done)
         finally:
-            for victim in victims:
+            for victim in retiring:
                 if victim.state is SegmentState.RETIRING:
                     victim.state = SegmentState.CLOSED
 
@@ -204,26 +211,50 @@ class Reclaimer:
         if request.error is not None:
             raise request.error
 
-    async def _write_drops(self, victims: Sequence[Segment]) -> None:
-        """Write the Drops that wait of what is dead in the victims.
+    async def _write_drops(self, victims: Sequence[Segment]) -> bool:
+        """Write the Drops that wait of what is dead in the victims; False where there is no room.
 
-        Else a power cut would bring back what is left of it elsewhere: an older copy, attributes
-        that were replaced, or what a Drop in a victim had killed.
+        Without them a power cut would bring back what is left of it elsewhere: an older copy,
+        attributes that were replaced, or what a Drop in a victim had killed.
         """
-        drops: list[Entry] = []
+        drops = [Drop(generation, grave.stamp) for generation, grave in self._unnoted(victims)]
+        if not drops:
+            return True
+        request = note_request(drops, FLOOR_CARRY)
+        await self._writer.submit([request])
+        if request.error is not None and not isinstance(request.error, TierFull):
+            raise request.error
+        return request.error is None
+
+    def _unnoted(self, victims: Sequence[Segment]) -> Iterator[tuple[int, Grave]]:
+        """What is dead in these, while the medium has no Drop of it."""
         for generation in {number for victim in victims for number in _named_in(victim)}:
             grave = self._index.graves.get(generation)
             if grave is not None and not grave.is_noted:
-                drops.append(Drop(generation, grave.stamp))
-        if not drops:
-            return
-        request = note_request(drops, FLOOR_CARRY)
-        await self._writer.submit([request])
-        if isinstance(request.error, TierFull):
-            # Writes failed until no segment was left; only erasing makes room, for a Drop too.
-            _logger.warning("no room for what was dropped: a power cut may bring some of it back")
-        elif request.error is not None:
-            raise request.error
+                yield generation, grave
+
+    def _take_harmless(self, victims: Sequence[Segment]) -> Segment:
+        """An empty segment that may be erased though Drops wait. Raises TierFull.
+
+        Writes failed until no segment was left; only erasing makes room, for a Drop too. A segment
+        in which nothing was acknowledged has never counted. And where all data of a block in older
+        segments is gone, what younger ones hold of it is the newest, or not enough to be a block.
+        """
+        of_round = {victim.index for victim in victims}
+        for segment in sorted(self._space.segments, key=attrgetter("kept", "sequence")):
+            closed = segment.state is SegmentState.CLOSED or segment.index in of_round
+            if closed and not segment.live_bytes and self._is_harmless(segment):
+                segment.state = SegmentState.RETIRING
+                return segment
+        raise TierFull("no room for Drops, and no segment can be erased without them")
+
+    def _is_harmless(self, segment: Segment) -> bool:
+        sequences = (
+            self._space.segments[holder].sequence
+            for _, grave in self._unnoted([segment])
+            for holder in grave.holders
+        )
+        return not segment.kept or all(each >= segment.sequence for each in sequences)
 
     def _current_note(self, kind: type[Entry], number: int) -> Entry | None:
         if kind is Put:
@@ -231,7 +262,10 @@ class Reclaimer:
             return Put(block) if block is not None else None
         if kind is MakeDirectory:
             directory = self._describe.directory(number)
-            return MakeDirectory(directory) if directory is not None else None
+            if directory is not None:
+                return MakeDirectory(directory)
+            # Its removal waits to be written, and an older note of it may be elsewhere.
+            return RemoveDirectory(number, self._writer.placer.stamp + 1)
         if kind is Drop:
             return Drop(number, self._index.graves[number].stamp)
         return RemoveDirectory(number, self._index.directory_graves[number].stamp)
