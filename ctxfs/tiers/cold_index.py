@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ctxfs.core.columns import U64
-from ctxfs.core.meta import Drop, Entry, MakeDirectory, Put, RemoveDirectory
+from ctxfs.core.meta import BlockMeta, Drop, Entry, MakeDirectory, Put, RemoveDirectory
 from ctxfs.core.numbermap import NumberMap
 from ctxfs.ondisk.facts import HOME_SHIFT, NOWHERE
 from ctxfs.tiers.cold_parts import (
@@ -61,6 +61,9 @@ class ColdIndex:
         self._many: dict[int, tuple[int, ...]] = {}
         # Blocks whose newest attributes are in a note, not in a data record.
         self._noted: dict[int, int] = {}
+        # Those whose newest attributes a recovery found where nothing else is needed: the note
+        # that waits has to come before that place is erased.
+        self.loose: set[int] = set()
         self.graves: dict[int, Grave] = {}
         # Segments that hold data of a live block beside those its parts are in: it was carried
         # over, or written anew after a failure.
@@ -133,6 +136,11 @@ class ColdIndex:
         self.space.segments[home >> _HOME_SHIFT].remember_note(Put, generation)
         self._noted[generation] = self._arrive(home)
 
+    def load_loose(self, meta: BlockMeta) -> None:
+        """The newest attributes of this block are in a record that nothing else is needed of."""
+        self.loose.add(meta.generation)
+        self.queue(Put(meta))
+
     def load_grave(self, generation: int, grave: Grave, home: int) -> None:
         """A block that was dropped; its Drop is at `home`, or is to be written again."""
         self.graves[generation] = grave
@@ -165,6 +173,7 @@ class ColdIndex:
         for part in new:
             self.space.add_live(part_segment(part), part_record_bytes(part))
         # What was carried has the newest attributes in it: the note, if any, is not needed.
+        self.loose.discard(generation)
         self._leave(self._noted.pop(generation, _NO_HOME))
         self.add_holders(generation, [part_segment(old)])
         return True
@@ -176,6 +185,7 @@ class ColdIndex:
             return False
         self._blocks.remove(generation)
         self._many.pop(generation, None)
+        self.loose.discard(generation)
         for part in parts:
             self.space.remove_live(part_segment(part), part_record_bytes(part))
         self._leave(self._noted.pop(generation, _NO_HOME))
@@ -249,6 +259,7 @@ class ColdIndex:
         match entry:
             case Put(meta):
                 segment.remember_note(Put, meta.generation)
+                self.loose.discard(meta.generation)
                 if meta.generation in self._blocks:
                     self._leave(self._noted.get(meta.generation, _NO_HOME))
                     self._noted[meta.generation] = self._arrive(home)

@@ -1,7 +1,7 @@
 """Making segments free: what is live in a victim is carried over, then the victim is erased."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
@@ -53,7 +53,7 @@ class Reclaimer:
     """One round at a time, on one device.
 
     Nothing in a victim is erased before the new copy of what is needed of it is on the medium, the
-    Drops of what is not needed are too, and nobody reads from it any more.
+    notes that wait of what is not needed are too, and nobody reads from it any more.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class Reclaimer:
     async def round(self, victims: Sequence[Segment]) -> None:
         """Free these segments, or all that can be read of them. Raises DeviceError, TierFull.
 
-        Where there is no room for a Drop, one that can do without is freed in their place.
+        Where there is no room for the notes that must come before, one that can do without them is
+        freed in their place.
         """
         retiring = list(victims)
         for victim in retiring:
@@ -107,7 +108,7 @@ class Reclaimer:
             for victim in victims:
                 if victim.live_bytes:
                     await self._carry(victim)
-            if not await self._write_drops(victims):
+            if not await self._write_waiting(victims):
                 victims = [self._take_harmless(victims)]
                 retiring += victims
             await self._flush()
@@ -211,32 +212,35 @@ class Reclaimer:
         if request.error is not None:
             raise request.error
 
-    async def _write_drops(self, victims: Sequence[Segment]) -> bool:
-        """Write the Drops that wait of what is dead in the victims; False where there is no room.
+    async def _write_waiting(self, victims: Sequence[Segment]) -> bool:
+        """Write what waits of blocks that are named in the victims, where these must not go before
+        it; False where there is no room.
 
-        Without them a power cut would bring back what is left of it elsewhere: an older copy,
-        attributes that were replaced, or what a Drop in a victim had killed.
+        Without its Drop a power cut would bring back what is left of a block elsewhere: an older
+        copy, attributes that were replaced, or what a Drop in a victim had killed.
         """
-        drops = [Drop(generation, grave.stamp) for generation, grave in self._unnoted(victims)]
-        if not drops:
+        named = {number for victim in victims for number in _named_in(victim)}
+        entries: list[Entry] = [Drop(number, grave.stamp) for number, grave in self._unnoted(named)]
+        entries += filter(None, [self._current_note(Put, n) for n in named & self._index.loose])
+        if not entries:
             return True
-        request = note_request(drops, FLOOR_CARRY)
+        request = note_request(entries, FLOOR_CARRY)
         await self._writer.submit([request])
         if request.error is not None and not isinstance(request.error, TierFull):
             raise request.error
         return request.error is None
 
-    def _unnoted(self, victims: Sequence[Segment]) -> Iterator[tuple[int, Grave]]:
-        """What is dead in these, while the medium has no Drop of it."""
-        for generation in {number for victim in victims for number in _named_in(victim)}:
+    def _unnoted(self, named: Iterable[int]) -> Iterator[tuple[int, Grave]]:
+        """What is dead of these, while the medium has no Drop of it."""
+        for generation in named:
             grave = self._index.graves.get(generation)
             if grave is not None and not grave.is_noted:
                 yield generation, grave
 
     def _take_harmless(self, victims: Sequence[Segment]) -> Segment:
-        """An empty segment that may be erased though Drops wait. Raises TierFull.
+        """An empty segment that may be erased though notes wait. Raises TierFull.
 
-        Writes failed until no segment was left; only erasing makes room, for a Drop too. A segment
+        Writes failed until no segment was left; only erasing makes room, for a note too. A segment
         in which nothing was acknowledged has never counted. And where all data of a block in older
         segments is gone, what younger ones hold of it is the newest, or not enough to be a block.
         """
@@ -246,15 +250,15 @@ class Reclaimer:
             if closed and not segment.live_bytes and self._is_harmless(segment):
                 segment.state = SegmentState.RETIRING
                 return segment
-        raise TierFull("no room for Drops, and no segment can be erased without them")
+        raise TierFull("no room for notes, and no segment can be erased before them")
 
     def _is_harmless(self, segment: Segment) -> bool:
-        sequences = (
-            self._space.segments[holder].sequence
-            for _, grave in self._unnoted([segment])
-            for holder in grave.holders
-        )
-        return not segment.kept or all(each >= segment.sequence for each in sequences)
+        if not segment.kept:
+            return True
+        named = set(_named_in(segment))
+        holders = {holder for _, grave in self._unnoted(named) for holder in grave.holders}
+        is_oldest = all(self._space.segments[at].sequence >= segment.sequence for at in holders)
+        return is_oldest and not named & self._index.loose
 
     def _current_note(self, kind: type[Entry], number: int) -> Entry | None:
         if kind is Put:

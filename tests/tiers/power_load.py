@@ -19,9 +19,9 @@ _LIVE_MAX: Final = 30  # blocks; more take longer to check, and show no more
 
 
 class Load:
-    """Works on a life that has begun."""
+    """Works on a life that has begun. `failures`: how often requests fail, beside other moves."""
 
-    def __init__(self, life: Life, dice: random.Random) -> None:
+    def __init__(self, life: Life, dice: random.Random, *, failures: int = 2) -> None:
         self._life = life
         self._dice = dice
         self._moves: dict[Callable[[], Awaitable[None]], int] = {
@@ -40,7 +40,7 @@ class Load:
             self.let_time_pass: 3,
             self.fill: 1,
             self.read: 2,
-            self.fail: 2,
+            self.fail: failures,
         }
 
     async def run(self, steps: int) -> None:

@@ -483,3 +483,21 @@ async def test_failures_that_take_every_free_segment_bring_no_replaced_attribute
     recovered = await rig.crash()
     assert recovered.blocks.get(gone) in (None, changed)
     await rig.check(kept)
+
+
+async def test_attributes_found_where_nothing_else_is_needed_are_noted_before_that_is_erased() -> (
+    None
+):
+    rig = Rig(engine(8))
+    await rig.open()
+    block = await rig.put(5000)
+    await rig.put(SEGMENT)
+    changed = rig.change(block, key=b"renamed")
+    await rig.restart()
+    (log,) = rig.tier._logs
+    # As after a crash in the middle of carrying, where a piece of the new copy has them, too.
+    home = log.index._noted.pop(block)
+    log.index._leave(home)
+    log.index.load_loose(changed)
+    await log._reclaimer.round([log.space.segments[home >> 32]])
+    assert (await rig.crash()).blocks[block] == changed
