@@ -25,6 +25,7 @@ from ctxfs.tiers.cold_space import Segment, Space
 _NO_HOME: Final = -1
 _HOME_SHIFT: Final = HOME_SHIFT
 _MANY: Final = 2**64 - 1  # no part
+_ELSEWHERE: Final = -1  # no segment: a device that is lost
 
 
 @dataclass(slots=True)
@@ -51,6 +52,15 @@ class DirectoryHome:
     holders: set[int]
 
 
+@dataclass(slots=True)
+class Errand:
+    """A note about a block that lies on another device. `held`: that one is lost, or was."""
+
+    meta: BlockMeta  # as `cold_errands` has it
+    held: bool
+    home: int = _NO_HOME
+
+
 class ColdIndex:
     """Every change here is mirrored in the live bytes of the segments. No call awaits."""
 
@@ -72,6 +82,8 @@ class ColdIndex:
         # Notes that wait to be written, the newest about each thing.
         self.pending: dict[tuple[type[Entry], int], Entry] = {}
         self.directory_graves: dict[int, Grave] = {}
+        # By generation: notes that are kept here until the block's own device has what they say.
+        self.errands: dict[int, Errand] = {}
 
     def __contains__(self, generation: int) -> bool:
         return generation in self._blocks
@@ -119,6 +131,9 @@ class ColdIndex:
         for part in parts:
             self.space.add_live(part_segment(part), part_record_bytes(part))
         self.pending.pop((Drop, generation), None)
+        if generation in self.errands:  # what was said of it elsewhere is in the record, or over
+            self._leave(self.errands.pop(generation).home)
+            self.pending.pop((Put, generation), None)
         grave = self.graves.pop(generation, None)
         if grave is not None:
             self._leave(grave.home)
@@ -231,6 +246,61 @@ class ColdIndex:
         self.pending.clear()
         return taken
 
+    # -- errands
+
+    def add_errand(self, meta: BlockMeta, *, held: bool = False) -> bool:
+        """A note about a block that is not here is to be written here.
+
+        False where it is here, or one is already. `held`: it stays until the next start.
+        """
+        generation = meta.generation
+        if generation in self._blocks:
+            return False
+        errand = self.errands.get(generation)
+        if errand is None:
+            self.errands[generation] = Errand(meta, held)
+            return True
+        errand.held |= held
+        if errand.meta.stamp < meta.stamp:
+            errand.meta = meta
+        return False
+
+    def load_errand(self, meta: BlockMeta, home: int) -> None:
+        """One that was found here, and is held."""
+        self.space.segments[home >> _HOME_SHIFT].remember_note(Put, meta.generation)
+        self.errands[meta.generation] = Errand(meta, True, self._arrive(home))
+
+    def end_errand(self, generation: int) -> None:
+        """Its block's own device has what it says; one that is held stays."""
+        errand = self.errands.get(generation)
+        if errand is not None and not errand.held:
+            self._leave(errand.home)
+            del self.errands[generation]
+
+    def held_entries(self) -> list[Entry]:
+        """All that is kept here for devices that are lost."""
+        puts = [Put(errand.meta) for errand in self.errands.values() if errand.held]
+        graves = self.directory_graves.items()
+        removed = [inode for inode, grave in graves if _ELSEWHERE in grave.holders]
+        return [*puts, *(RemoveDirectory(inode, 0) for inode in removed)]
+
+    def hold_removal(self, inode: int) -> None:
+        """The removal of this directory is to be kept here: a device that is lost may have it."""
+        grave = self.directory_graves.get(inode)
+        if grave is not None:
+            grave.holders = (*grave.holders, _ELSEWHERE)
+            return
+        directory = self.directories.setdefault(inode, DirectoryHome(_NO_HOME, set()))
+        directory.holders.add(_ELSEWHERE)
+
+    def load_removal(self, inode: int, home: int) -> None:
+        """One that was found here, and is held."""
+        self.hold_removal(inode)
+        if inode not in self.directory_graves:
+            del self.directories[inode]
+            self.space.segments[home >> _HOME_SHIFT].remember_note(RemoveDirectory, inode)
+            self.directory_graves[inode] = Grave(0, (_ELSEWHERE,), self._arrive(home))
+
     def put_back(self, entries: Iterable[Entry]) -> None:
         """They could not be written, and wait again, but for what has a newer one waiting."""
         newer = self.pending
@@ -245,7 +315,7 @@ class ColdIndex:
         """Whether this, still to be written, says something about what is on the medium."""
         match entry:
             case Put(meta):
-                return meta.generation in self._blocks
+                return meta.generation in self._blocks or meta.generation in self.errands
             case Drop(generation):
                 return generation in self.graves
             case MakeDirectory(meta):
@@ -263,6 +333,10 @@ class ColdIndex:
                 if meta.generation in self._blocks:
                     self._leave(self._noted.get(meta.generation, _NO_HOME))
                     self._noted[meta.generation] = self._arrive(home)
+                elif meta.generation in self.errands:
+                    errand = self.errands[meta.generation]
+                    self._leave(errand.home)
+                    errand.home = self._arrive(home)
             case Drop(generation):
                 segment.remember_note(Drop, generation)
                 self._move_grave(self.graves.get(generation), home)
@@ -329,7 +403,9 @@ class ColdIndex:
 
     def _is_home(self, kind: type[Entry], number: int, index: int) -> bool:
         if kind is Put:
-            return self._noted.get(number, _NO_HOME) >> _HOME_SHIFT == index
+            errand = self.errands.get(number)
+            home = self._noted.get(number, _NO_HOME) if errand is None else errand.home
+            return home >> _HOME_SHIFT == index
         if kind is MakeDirectory:
             directory = self.directories.get(number)
             return directory is not None and directory.home >> _HOME_SHIFT == index
@@ -353,6 +429,9 @@ class ColdIndex:
         for generation in set(segment.notes.get(Put, ())):
             if self._noted.get(generation, _NO_HOME) >> _HOME_SHIFT == index:
                 self._leave(self._noted.pop(generation))
+            errand = self.errands.get(generation)
+            if errand is not None and errand.home >> _HOME_SHIFT == index:
+                self._leave(self.errands.pop(generation).home)  # its block is gone
         for inode in set(segment.notes.get(MakeDirectory, ())):
             self._close_grave(self.directory_graves, inode, index)
             directory = self.directories.get(inode)

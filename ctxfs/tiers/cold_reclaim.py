@@ -25,6 +25,7 @@ from ctxfs.ondisk.record import Place
 from ctxfs.tiers.cold_buffers import Scratch
 from ctxfs.tiers.cold_health import Health
 from ctxfs.tiers.cold_index import ColdIndex, Grave
+from ctxfs.tiers.cold_names import LeftNames, tangle_requests
 from ctxfs.tiers.cold_parts import part_header_bytes, part_position, part_record_bytes
 from ctxfs.tiers.cold_requests import DataRequest, carried_request, note_request
 from ctxfs.tiers.cold_space import (
@@ -43,10 +44,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """What the store knows of what is live, now. None: it does not know of it any more."""
+    """What the store knows of what is live, now. None: it does not know of it any more.
+
+    `names`: those that blocks have left, on any device.
+    """
 
     block: Callable[[int], BlockMeta | None]
     directory: Callable[[int], DirectoryMeta | None]
+    names: LeftNames
 
 
 class Reclaimer:
@@ -140,11 +145,24 @@ class Reclaimer:
 
     async def _carry(self, victim: Segment) -> None:
         parts = self._index.live_parts(victim)
+        await self._write_tangles({number for number, _ in parts} | set(victim.notes.get(Put, ())))
         while parts:
             count = _count_within(parts, _CARRY_BYTES)
             await self._carry_parts(victim, parts[:count])
             parts = parts[count:]
         await self._carry_notes(victim)
+
+    async def _write_tangles(self, generations: Iterable[int]) -> None:
+        """These are about to be on the medium under names that others may have left, so these
+        others come first."""
+        found = filter(None, map(self._describe.block, generations))
+        groups = self._describe.names.tangles(found)
+        requests = tangle_requests(self._describe.names, groups, self._index, FLOOR_CARRY)
+        for request, _ in requests:
+            await self._writer.submit([request])
+            if request.error is not None:
+                raise request.error
+            await self._flush()
 
     async def _carry_parts(self, victim: Segment, parts: Sequence[tuple[int, int]]) -> None:
         length = sum(part_record_bytes(part) for _, part in parts)
@@ -263,6 +281,9 @@ class Reclaimer:
     def _current_note(self, kind: type[Entry], number: int) -> Entry | None:
         if kind is Put:
             block = self._describe.block(number)
+            errand = self._index.errands.get(number)
+            if errand is not None and (block is None or block.stamp < errand.meta.stamp):
+                block = errand.meta
             return Put(block) if block is not None else None
         if kind is MakeDirectory:
             directory = self._describe.directory(number)

@@ -141,7 +141,10 @@ class Life:
         self.blocks.say(generation, None, self.trace.now)
 
     def change(self, meta: BlockMeta) -> None:
-        """New attributes of what is there."""
+        """New attributes, or another name, of what is there."""
+        was = self.live[meta.generation]
+        if was.key != meta.key:
+            self.tier.leaves_name(meta.generation, was.key)
         changed = replace(meta, stamp=self.next_stamp())
         self.live[meta.generation] = changed
         self.blocks.say(meta.generation, changed, self.trace.now)
