@@ -12,6 +12,7 @@ from ctxfs.core.columns import U64
 from ctxfs.core.meta import BlockMeta, Drop, Entry, MakeDirectory, Put, RemoveDirectory
 from ctxfs.core.numbermap import NumberMap
 from ctxfs.ondisk.facts import HOME_SHIFT, NOWHERE
+from ctxfs.tiers.cold_errands import gone_stamp_of
 from ctxfs.tiers.cold_parts import (
     count_by_segment,
     part_data_bytes,
@@ -131,13 +132,22 @@ class ColdIndex:
         for part in parts:
             self.space.add_live(part_segment(part), part_record_bytes(part))
         self.pending.pop((Drop, generation), None)
-        if generation in self.errands:  # what was said of it elsewhere is in the record, or over
-            self._leave(self.errands.pop(generation).home)
-            self.pending.pop((Put, generation), None)
+        self._end_errand_of_new(generation)
         grave = self.graves.pop(generation, None)
         if grave is not None:
             self._leave(grave.home)
             self.add_holders(generation, grave.holders)
+
+    def _end_errand_of_new(self, generation: int) -> None:
+        """What was said here of this block, before it came, is a note of it now, or is over."""
+        errand = self.errands.pop(generation, None)
+        if errand is None:
+            return
+        if gone_stamp_of(errand.meta):
+            self._leave(errand.home)
+            self.pending.pop((Put, generation), None)
+        elif errand.home != _NO_HOME:
+            self._noted[generation] = errand.home
 
     def load_blocks(self, generations: U64, parts: U64) -> None:
         """Many blocks of one part each, into an index that does not have them yet."""

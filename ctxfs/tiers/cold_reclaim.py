@@ -1,7 +1,7 @@
 """Making segments free: what is live in a victim is carried over, then the victim is erased."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
@@ -145,30 +145,34 @@ class Reclaimer:
 
     async def _carry(self, victim: Segment) -> None:
         parts = self._index.live_parts(victim)
-        await self._write_tangles({number for number, _ in parts} | set(victim.notes.get(Put, ())))
         while parts:
             count = _count_within(parts, _CARRY_BYTES)
             await self._carry_parts(victim, parts[:count])
             parts = parts[count:]
         await self._carry_notes(victim)
 
-    async def _write_tangles(self, generations: Iterable[int]) -> None:
-        """These are about to be on the medium under names that others may have left, so these
-        others come first."""
-        found = filter(None, map(self._describe.block, generations))
-        groups = self._describe.names.tangles(found)
-        requests = tangle_requests(self._describe.names, groups, self._index, FLOOR_CARRY)
-        for request, _ in requests:
-            await self._writer.submit([request])
-            if request.error is not None:
-                raise request.error
-            await self._flush()
+    async def _write_tangles(self, generations: Collection[int]) -> None:
+        """These are about to be on the medium as they are now, under names that others may have
+        left; so these others come first. Nothing is awaited once all of them are there."""
+        names = self._describe.names
+        written: set[tuple[int, int]] = set()  # generation and stamp
+        while True:
+            groups = names.tangles(filter(None, map(self._describe.block, generations)))
+            left = [group for group in groups if not written.issuperset(map(_version, group))]
+            if not left:
+                return
+            for request, _ in tangle_requests(names, left, self._index, FLOOR_CARRY):
+                await self._writer.submit([request])
+                if request.error is not None:
+                    raise request.error
+                await self._flush()
+            written.update(_version(meta) for group in left for meta in group)
 
     async def _carry_parts(self, victim: Segment, parts: Sequence[tuple[int, int]]) -> None:
         length = sum(part_record_bytes(part) for _, part in parts)
         if self._memory.length_bytes < length:
             self._memory = Scratch(max(length, _CARRY_BYTES))
-        requests: list[DataRequest] = []
+        read: list[tuple[list[tuple[int, int]], int]] = []
         for run, start in _runs(parts):
             size = sum(part_record_bytes(part) for _, part in run)
             position = part_position(run[0][1])
@@ -181,6 +185,10 @@ class Reclaimer:
                     raise
                 self._give_up(victim, str(error))
                 continue
+            read.append((run, start))
+        await self._write_tangles([generation for generation, _ in parts])
+        requests: list[DataRequest] = []
+        for run, start in read:
             requests += self._requests(victim, run, start)
         if not requests:
             return
@@ -217,6 +225,7 @@ class Reclaimer:
         victim.unreadable = True
 
     async def _carry_notes(self, victim: Segment) -> None:
+        await self._write_tangles(set(victim.notes.get(Put, ())))
         entries: list[Entry] = []
         for kind, numbers in self._index.live_notes(victim).items():
             for number in numbers:
@@ -238,6 +247,7 @@ class Reclaimer:
         copy, attributes that were replaced, or what a Drop in a victim had killed.
         """
         named = {number for victim in victims for number in _named_in(victim)}
+        await self._write_tangles(named & self._index.loose)
         entries: list[Entry] = [Drop(number, grave.stamp) for number, grave in self._unnoted(named)]
         entries += filter(None, [self._current_note(Put, n) for n in named & self._index.loose])
         if not entries:
@@ -294,6 +304,10 @@ class Reclaimer:
         if kind is Drop:
             return Drop(number, self._index.graves[number].stamp)
         return RemoveDirectory(number, self._index.directory_graves[number].stamp)
+
+
+def _version(meta: BlockMeta) -> tuple[int, int]:
+    return meta.generation, meta.stamp
 
 
 def _named_in(segment: Segment) -> Iterator[int]:
