@@ -64,7 +64,9 @@ def find_errands(facts: Facts, live: Table) -> list[FoundErrand]:
     noted = (home != np.uint64(IN_DATA)) & (home != np.uint64(NOWHERE))
     notes = facts.metas.where(noted)
     notes = notes.where(~np.isin(notes.array("generation"), live.array("generation")))
-    drops = facts.drops
+    if not len(notes):
+        return []
+    drops = facts.drops.where(np.isin(facts.drops.array("number"), notes.array("generation")))
     dropped = dict(zip(drops.array("number").tolist(), drops.array("stamp").tolist(), strict=True))
     columns = block_columns(notes)
     found = [FoundErrand(columns.meta(row), int(at)) for row, at in enumerate(notes.array("home"))]
