@@ -100,7 +100,8 @@ class CodecConfig:
     """`[codec]`: how blocks are kept in the warm and the cold tier.
 
     `gain_ratio`: what compression has to save of a block at least, as a part of it. Keys come
-    from `key_file` or from the kernel's keyring; without both nothing is encrypted.
+    from `key_file` or from the kernel's keyring; without both nothing is encrypted. `dedup`: the
+    cold tier stores a content once.
     """
 
     compress: Compress = field(
@@ -108,6 +109,7 @@ class CodecConfig:
     )
     level: int = field(default=1, metadata=_key("level", COUNT, reread=True))
     gain_ratio: float = field(default=0.05, metadata=_key("gain", RATIO, reread=True))
+    dedup: bool = field(default=True, metadata=_key("dedup", FLAG, reread=True))
     key_file: Path | None = field(default=None, metadata=_key("key_file", PATH, reread=True))
     keyring: str | None = field(default=None, metadata=_key("keyring", NAME, reread=True))
 

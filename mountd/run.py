@@ -338,6 +338,7 @@ def coding_settings(config: Config) -> CodingSettings:
         level=codec.level,
         gain_ratio=codec.gain_ratio,
         keys=key_ring(codec),
+        share=codec.dedup,
     )
 
 

@@ -104,6 +104,10 @@ class Statistics:
                 "live_bytes": sum(d["live_bytes"] for d in devices),
                 "used_bytes": sum(d["live_bytes"] for d in devices),
                 "blocks": len(catalog.cold_order),
+                "dedup": {
+                    "blocks": sum(d["aliases"] for d in devices),
+                    "saved_bytes": sum(d["saved_bytes"] for d in devices),
+                },
                 "devices": devices,
                 "device_work": self._device_work(),
             }
@@ -126,7 +130,7 @@ class Statistics:
 
 
 COLD_MEASURES = (
-    "live_bytes", "free_bytes", "put_bytes", "written_bytes", "read_bytes", "errors",
+    "live_bytes", "free_bytes", "saved_bytes", "put_bytes", "written_bytes", "read_bytes", "errors",
 )  # fmt: skip
 
 
@@ -148,7 +152,7 @@ def _metrics(stats: dict[str, Any]) -> Iterator[str]:
         yield from _family(f"tier_{measure}", "gauge", samples)
     for measure in COLD_MEASURES:
         samples = {_label("path", path): device[measure] for path, device in devices.items()}
-        is_gauge = measure in ("live_bytes", "free_bytes")
+        is_gauge = measure in ("live_bytes", "free_bytes", "saved_bytes")
         name = f"cold_{measure}" if is_gauge else f"cold_{measure}_total"
         yield from _family(name, "gauge" if is_gauge else "counter", samples)
 

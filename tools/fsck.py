@@ -217,6 +217,9 @@ def _report_lines(report: DeviceReport) -> list[str]:
         f"{short_size(report.live_bytes)} live, {short_size(report.dead_bytes)} dead, "
         f"room for {short_size(report.room_bytes)} of {short_size(report.capacity_bytes)}",
     ]
+    if report.aliases:
+        saved = short_size(report.saved_bytes)
+        lines.append(f"  {report.aliases} blocks share the content of another: {saved} saved")
     if report.blocks_read or report.undecoded:
         unread = f", {report.undecoded} not readable without their keys" if report.undecoded else ""
         lines.append(f"  contents of {report.blocks_read} blocks compared{unread}")

@@ -91,6 +91,17 @@ class RemoveDirectory:
     stamp: int
 
 
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """This generation exists, with these attributes; its bytes are those written for `holder`.
+
+    Only the cold tier has it, and only where both lie on one device.
+    """
+
+    meta: BlockMeta
+    holder: int
+
+
 class TransientFlag(enum.IntFlag):
     """What is known of a generation that lasts no longer than somebody has it open."""
 
@@ -121,5 +132,5 @@ class Transient:
     coming: int = 0  # and of one that was being written
 
 
-Entry = Put | Drop | MakeDirectory | RemoveDirectory
+Entry = Put | Drop | MakeDirectory | RemoveDirectory | Alias
 JournalEntry = Entry | Transient

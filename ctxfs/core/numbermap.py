@@ -39,6 +39,10 @@ class NumberMap:
         """Return all keys."""
         return set(self._pairs()[0].tolist())
 
+    def key_array(self) -> U64:
+        """Return all keys, in no order."""
+        return self._pairs()[0]
+
     def __setitem__(self, key: int, value: int) -> None:
         slot = self._slot(key)
         if not self._keys[slot]:

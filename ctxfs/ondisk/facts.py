@@ -16,6 +16,7 @@ import xxhash
 
 from ctxfs.core.columns import BlockColumns
 from ctxfs.core.meta import (
+    Alias,
     BlockMeta,
     DirectoryMeta,
     Drop,
@@ -32,7 +33,7 @@ from ctxfs.ondisk.record import RecordHeader
 # A home says where the newest note about something is: its segment, and its length in bytes.
 HOME_SHIFT: Final = 32
 NOWHERE: Final = 0  # the segment it was in is gone
-IN_DATA: Final = 2**64 - 1  # attributes that a data record holds, which no note need repeat
+IN_DATA: Final = 2**64 - 1  # attributes that a data record or an alias holds: no note repeats them
 
 # `part`: method << 58 | segment << 36 | page of the record << 22 | pages of header << 15 | pages of
 # data.
@@ -44,6 +45,13 @@ PARTS: Final[Schema] = {
     "length": "u8",  # of its content
     "part": "u8",
     "encoded_bytes": "u8",  # of the block as a codec made it; 0: its content is stored
+}
+ALIASES: Final[Schema] = {
+    "generation": "u8",
+    "stamp": "u8",  # of the record
+    "meta_stamp": "u8",  # of the attributes in it
+    "holder": "u8",  # the generation whose records hold the content
+    "home": "u8",
 }
 METAS: Final[Schema] = {
     "generation": "u8",
@@ -80,6 +88,7 @@ _SCHEMAS: Final = {
     "covers": COVERS,
     "seen": SEEN,
     "parts": PARTS,
+    "aliases": ALIASES,
     "metas": METAS,
     "drops": GONE,
     "makes": MAKES,
@@ -97,6 +106,7 @@ class Facts:
     covers: Table = field(default_factory=lambda: make_table(COVERS))
     seen: Table = field(default_factory=lambda: make_table(SEEN))
     parts: Table = field(default_factory=lambda: make_table(PARTS))
+    aliases: Table = field(default_factory=lambda: make_table(ALIASES))
     metas: Table = field(default_factory=lambda: make_table(METAS))
     drops: Table = field(default_factory=lambda: make_table(GONE))
     makes: Table = field(default_factory=lambda: make_table(MAKES))
@@ -137,6 +147,7 @@ class FactsBuilder:
         self._segment = segment
         self._parts: list[tuple[int, ...]] = []
         self._metas: list[tuple[BlockMeta, int]] = []  # and the home
+        self._aliases: list[tuple[int, ...]] = []
         self._drops: list[tuple[int, int, int]] = []
         self._makes: list[tuple[MakeDirectory, int]] = []
         self._removes: list[tuple[int, int, int]] = []
@@ -165,6 +176,10 @@ class FactsBuilder:
             case Put(meta):
                 self._metas.append((meta, home))
                 number, of_entry = meta.generation, meta.stamp
+            case Alias(meta, holder):
+                self._aliases.append((meta.generation, stamp, meta.stamp, holder, home))
+                self._metas.append((meta, IN_DATA))
+                number, of_entry = max(meta.generation, holder), meta.stamp
             case Drop(number, of_entry):
                 self._drops.append((number, of_entry, home))
             case MakeDirectory(directory):
@@ -189,6 +204,7 @@ class FactsBuilder:
             covers=make_table(COVERS, [(self._segment, sequence, used_bytes)]),
             seen=make_table(SEEN, [(self._number, self._stamp)]),
             parts=make_table(PARTS, self._parts),
+            aliases=make_table(ALIASES, self._aliases),
             metas=make_table(METAS, [_meta_row(meta, home) for meta, home in self._metas]),
             drops=make_table(GONE, self._drops),
             makes=make_table(

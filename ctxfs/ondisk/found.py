@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ctxfs.core.meta import (
+    Alias,
     BlockMeta,
     DirectoryMeta,
     Drop,
@@ -95,6 +96,8 @@ def entry_fields(entry: JournalEntry) -> dict[str, Any]:
             return {"entry": "drop", "generation": generation, "stamp": stamp}
         case RemoveDirectory(inode, stamp):
             return {"entry": "remove directory", "inode": inode, "stamp": stamp}
+        case Alias(meta, holder):
+            return {"entry": "alias", "holder": holder, **_meta_fields(meta)}
         case Transient(meta):
             return {"entry": "transient", **_meta_fields(meta)}
 

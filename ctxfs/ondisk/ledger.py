@@ -18,6 +18,7 @@ from typing import Final
 import xxhash
 
 from ctxfs.core.meta import (
+    Alias,
     BlockMeta,
     DirectoryMeta,
     Drop,
@@ -44,6 +45,8 @@ _DIRECTORY: Final = struct.Struct("<BBHIIQQqqHH")
 _GONE: Final = struct.Struct("<BQQ")
 # type, flags, owner, opener, base, refused at, shadow, coming; then a Put
 _TRANSIENT: Final = struct.Struct("<BBIIQQQQ")
+# type, holder; then a Put
+_ALIAS: Final = struct.Struct("<BQ")
 _ATTRIBUTE: Final = struct.Struct("<HI")  # lengths of name and value
 
 _TOGETHER: Final = 1  # flag of a directory
@@ -57,6 +60,7 @@ class EntryType(enum.IntEnum):
     MAKE_DIRECTORY = 3
     REMOVE_DIRECTORY = 4
     TRANSIENT = 5
+    ALIAS = 6
 
 
 _TYPE_PUT: Final = int(EntryType.PUT)
@@ -64,6 +68,7 @@ _TYPE_DROP: Final = int(EntryType.DROP)
 _TYPE_MAKE: Final = int(EntryType.MAKE_DIRECTORY)
 _TYPE_REMOVE: Final = int(EntryType.REMOVE_DIRECTORY)
 _TYPE_TRANSIENT: Final = int(EntryType.TRANSIENT)
+_TYPE_ALIAS: Final = int(EntryType.ALIAS)
 
 
 def encode(entry: JournalEntry) -> bytes:
@@ -77,6 +82,8 @@ def encode(entry: JournalEntry) -> bytes:
         payload = _directory_payload(entry.meta)
     elif isinstance(entry, Transient):
         payload = _transient_payload(entry)
+    elif isinstance(entry, Alias):
+        payload = _ALIAS.pack(_TYPE_ALIAS, entry.holder) + _put_payload(entry.meta)
     else:
         payload = _GONE.pack(_TYPE_REMOVE, entry.inode, entry.stamp)
     return FRAME.pack(len(payload), _checksum(payload)) + payload
@@ -209,6 +216,9 @@ def _decode(payload: bytes) -> JournalEntry | None:
         _, flags, owner, *others = _TRANSIENT.unpack_from(payload)
         meta = _decode_block(payload[_TRANSIENT.size :])
         return Transient(meta, owner, TransientFlag(flags), *others)
+    if kind == _TYPE_ALIAS:
+        _, holder = _ALIAS.unpack_from(payload)
+        return Alias(_decode_block(payload[_ALIAS.size :]), holder)
     return None
 
 

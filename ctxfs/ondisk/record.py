@@ -15,6 +15,7 @@ MAGIC: Final = b"CTXFSREC"
 VERSION: Final = 1
 VERSION_ENCODED: Final = 2  # of records of blocks that are stored encoded
 VERSION_BY_DIGEST: Final = 3  # of records whose data is checked by the digest of the content
+UNNAMED: Final = 0  # stamp of a data record that only aliases need: its own block is gone
 
 # magic, checksum, header length, version, kind, method, salt, sequence, position, stamp,
 # generation, part offset, part length, data length, data checksum, frames length, pages of the
@@ -45,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordHeader:
-    """`stamp` is higher than that of every Drop of this generation written before it."""
+    """`stamp`: higher than that of every Drop of this generation written before it, or UNNAMED."""
 
     kind: RecordKind
     header_bytes: int

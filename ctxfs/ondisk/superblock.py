@@ -10,7 +10,8 @@ from ctxfs.errors import ConfigError
 from ctxfs.ondisk.layout import ALIGN_BYTES, SEGMENTS_OFFSET, Bytes, Geometry
 
 MAGIC: Final = b"CTXFSSUP"
-VERSION: Final = 3  # 2: there may be encoded blocks; 3: records checked by a digest
+# 2: there may be encoded blocks; 3: records checked by a digest; 4: aliases
+VERSION: Final = 4
 SUPERBLOCK_OFFSETS: Final = (0, ALIGN_BYTES)
 
 _HEAD: Final = struct.Struct("<8sQI")  # magic, checksum, version: here in every version to come

@@ -17,6 +17,7 @@ from ctxfs.codec import stream
 from ctxfs.codec.header import Header, Method
 from ctxfs.codec.keyring import KeyRing
 from ctxfs.codec.plan import WORTHWHILE_BYTES
+from ctxfs.codec.same import is_same
 from ctxfs.codec.stream import CodecSettings, Spread
 from ctxfs.core.worth import Worth
 from ctxfs.device.engine import Span
@@ -25,6 +26,7 @@ from ctxfs.device.memorypool import POOL
 from ctxfs.errors import CtxfsError
 
 SPREAD_BYTES_MIN = 2 << 20  # shorter blocks are one thread's work
+SAME_INLINE_BYTES = 256 << 10  # to compare less takes less time than the way to a thread
 _CONTEXT = struct.Struct("<QQ")  # generation, bytes of content
 # What a copy's method, one small number, means; with _ENCRYPTED it is encrypted as well.
 _METHODS = ("raw", "raw", "zstd", "zstd+planes2", "zstd+planes4", "zstd+planes8")
@@ -34,12 +36,15 @@ _ENCRYPTED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodingSettings:
-    """`gain_ratio`: the part of a block that compression has to save at least. `keys`: encrypt."""
+    """`gain_ratio`: the part of a block that compression has to save at least. `keys`: encrypt.
+    `share`: the cold tier stores a content once, whatever its keys are.
+    """
 
     compress: bool = False
     level: int = 1
     gain_ratio: float = 0.05
     keys: KeyRing | None = None
+    share: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,28 @@ class Coding:
         since there is a key now.
         """
         return self.settings.keys is None or bool(method & _ENCRYPTED)
+
+    async def holds(
+        self, stored: memoryview, method: int, generation: int, content: memoryview
+    ) -> bool:
+        """Whether `stored`, made in this way for that generation, is this content, and may stand
+        for it: where there are keys it was encrypted with the newest.
+
+        Raises CopyCorrupt, UnknownKey, NewerStream.
+        """
+        if not method:
+            return await self._is_same(stored, content)
+        keys = self.settings.keys
+        if keys is not None and stream.read_header(stored).key_id != keys.newest.id:
+            return False
+        with POOL.memory(len(content)) as decoded:
+            await self.decode(stored, decoded.view, generation)
+            return await self._is_same(decoded.view, content)
+
+    async def _is_same(self, one: memoryview, other: memoryview) -> bool:
+        if len(one) <= SAME_INLINE_BYTES:
+            return is_same(one, other)
+        return await trio.to_thread.run_sync(is_same, one, other, limiter=self._limiter)
 
     async def decode(self, encoded: memoryview, content: memoryview, generation: int) -> None:
         """Fill `content` from a stream. Raises CopyCorrupt, UnknownKey, NewerStream."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 from ctxfs.core.block import Block, State
 from ctxfs.core.budget import WriteBudget
 from ctxfs.core.eviction import choose
@@ -14,9 +17,11 @@ from ctxfs.store.coding import Coding
 from ctxfs.store.evicting import Evictor
 from ctxfs.store.hotbytes import readable_span
 from ctxfs.store.moves import Moves
+from ctxfs.store.sharing import Sharer
 from ctxfs.store.warming import Warming
+from ctxfs.tiers.cold_twins import Twin
 
-COLD_ROOM_TRIES = 8
+COLD_ROOM_TRIES = 32  # what is shared may be counted, and not become free
 
 
 class Demoter:
@@ -36,6 +41,7 @@ class Demoter:
         self.coding = coding
         self.bytes_per_day = bytes_per_day
         self._cold = catalog.cold
+        self.sharer = Sharer(catalog.cold, coding)
         self._budget = WriteBudget(bytes_per_day, catalog.clock().boot_ns)
         self.warming = (
             Warming(
@@ -98,7 +104,7 @@ class Demoter:
         if warm is None or copy is None:
             return False
         try:
-            if self.coding.may_be_kept(copy.method):
+            if self.coding.may_be_kept(copy.method) and not self.sharer.has_twin(meta):
                 with warm.open(block.generation) as stored:
                     await self._put_cold(meta, stored.span(), copy.method)
             else:
@@ -112,10 +118,26 @@ class Demoter:
             return False
         return True
 
-    async def put_cold(self, meta: BlockMeta, span: Span, view: memoryview) -> None:
+    async def put_cold(
+        self, meta: BlockMeta, span: Span, view: memoryview, *, may_share: bool = True
+    ) -> None:
         """Write content to the cold tier, encoded if that pays or is asked for; `span` is `view`
         in whole pages. Evicts from it what may go. Raises TierFull, DeviceError, UnknownKey.
+
+        `may_share`: what is there already is not written again.
         """
+        async with self.sharer.one_at_a_time(meta):
+            if not may_share or not await self._share(meta, view):
+                await self._put_content(meta, span, view)
+
+    async def _share(self, meta: BlockMeta, view: memoryview) -> bool:
+        async def put_alias(twin: Twin) -> None:
+            assert self._cold is not None
+            await self._with_room(meta, 0, partial(self._cold.put_alias, meta, twin))
+
+        return await self.sharer.share(meta, view, put_alias)
+
+    async def _put_content(self, meta: BlockMeta, span: Span, view: memoryview) -> None:
         async with self.coding.encoded(view, meta.dtype, meta.generation) as made:
             if made is None:
                 await self._put_cold(meta, span, 0)
@@ -124,12 +146,19 @@ class Demoter:
 
     async def _put_cold(self, meta: BlockMeta, span: Span, method: int) -> None:
         assert self._cold is not None
+        put = partial(self._cold.put, meta, span, method=method)
+        await self._with_room(meta, span.length, put)
+
+    async def _with_room(
+        self, meta: BlockMeta, need_bytes: int, put: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Put something, evicting from the cold tier what may go for it."""
         for _ in range(COLD_ROOM_TRIES):
             try:
-                await self._cold.put(meta, span, method=method)
+                await put()
                 return
             except TierFull:
-                if not self._evict_cold(meta.generation, span.length + 8192):
+                if not self._evict_cold(meta.generation, need_bytes + 8192):
                     raise
         raise TierFull("the cold tier is full")
 

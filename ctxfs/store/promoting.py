@@ -168,12 +168,13 @@ class Promoter:
         """Read the cold copy into memory: `span` is `view` in whole pages."""
         assert self._cold is not None
         length = self._cold.encoded_bytes(block.generation)
+        made_for = self._cold.written_as(block.generation)
         if not length:
             await self._cold.get(block.generation, span, len(view))
             return
         with POOL.memory(length) as stored:
             await self._cold.get(block.generation, stored.span(), length)
-            await self._coding.decode(stored.view, view, block.generation)
+            await self._coding.decode(stored.view, view, made_for)
 
     async def _arriving_file(self, block: Block) -> HotFile:
         """Return a file of the block's size with all its pages, to be overwritten whole."""

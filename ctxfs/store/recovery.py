@@ -20,6 +20,7 @@ from ctxfs.core.columns import BlockColumns
 from ctxfs.core.key import split_key
 from ctxfs.core.meta import (
     NOT_REFUSED,
+    Alias,
     BlockMeta,
     DirectoryMeta,
     Drop,
@@ -79,6 +80,8 @@ def fold(entries: Iterable[JournalEntry]) -> Journalled:
             case RemoveDirectory(number, stamp):
                 state.directories.pop(number, None)
                 state.removed[number] = stamp
+            case Alias():  # only the cold tier has any
+                continue
         state.highest_number = max(state.highest_number, number)
         state.highest_stamp = max(state.highest_stamp, stamp)
     return state

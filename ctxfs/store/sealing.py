@@ -261,5 +261,5 @@ class Sealing:
                     digest=content,
                     size=size,
                 )
-                await self._mover.demoter.put_cold(shadow, span, view)
+                await self._mover.demoter.put_cold(shadow, span, view, may_share=False)
         return shadow

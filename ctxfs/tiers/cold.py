@@ -2,16 +2,19 @@
 
 import contextlib
 import logging
+import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
+import numpy.typing as npt
 import trio
 
-from ctxfs.core.columns import BlockColumns
+from ctxfs.core.columns import U64, BlockColumns
+from ctxfs.core.contentindex import ContentIndex
 from ctxfs.core.meta import (
     BlockMeta,
     DirectoryMeta,
@@ -44,6 +47,7 @@ from ctxfs.tiers.cold_names import LeftNames
 from ctxfs.tiers.cold_reclaim import Describe
 from ctxfs.tiers.cold_replay import Contents
 from ctxfs.tiers.cold_tables import TablePolicy
+from ctxfs.tiers.cold_twins import Twin, load_contents
 from ctxfs.tiers.cold_volume import ColdDevice, open_volume
 
 __all__ = ["ColdDevice", "ColdStatistics", "ColdTier", "Recovered", "TablePolicy"]
@@ -101,6 +105,10 @@ class ColdTier:
         self._drained: dict[str, ColdStatistics] = {}  # by path: devices that went, as they were
         self._drained_written_bytes = 0
         self._tending: trio.Nursery | None = None
+        self._contents = ContentIndex(os.urandom, self._are_gone)
+
+    def _are_gone(self, contents: U64) -> npt.NDArray[np.bool]:
+        return ~np.isin(contents, np.concatenate([log.index.contents() for log in self._logs]))
 
     @classmethod
     async def open(
@@ -154,6 +162,9 @@ class ColdTier:
         metas = elsewhere.settle(metas, directories, self.note, self.drop, hold=missing)
         winners, losers = drop_superseded(metas, self.drop)
         columns = await trio.to_thread.run_sync(block_columns, winners)
+        await trio.to_thread.run_sync(
+            load_contents, self._contents, [(log.index, contents.metas) for log, contents in found]
+        )
         live = set(columns.generation[np.isin(columns.generation, dropped)].tolist())
         self._missing = missing
         if missing:  # when it is back, none of its blocks may be taken for one made meanwhile
@@ -200,21 +211,63 @@ class ColdTier:
 
     async def _put(self, meta: BlockMeta, data: Span, method: int) -> ColdLog:
         """Write a block that nobody else is putting; what is said of it meanwhile comes after."""
-        generation = meta.generation
-        putting = self._putting[generation] = _Putting(trio.Event(), meta)
-        try:
+        with self._being_put(meta) as landed:
             log = self._choose(meta)
             await log.bring(self._names.needed_before(meta))
             await log.put(meta, data, method=method)
+            self._contents.put(meta.digest, meta.size, meta.generation)
+            landed(log)
+        return log
+
+    @contextlib.contextmanager
+    def _being_put(self, meta: BlockMeta) -> Iterator[Callable[[ColdLog], None]]:
+        """Gives what is to be called when the block is on a device."""
+        generation = meta.generation
+        putting = self._putting[generation] = _Putting(trio.Event(), meta)
+
+        def landed(log: ColdLog) -> None:
             if putting.dropped_stamp is not None:
                 log.drop(generation, putting.dropped_stamp)
             elif putting.newest is not meta:
                 log.note(Put(putting.newest))
                 self._names.say(generation)
+
+        try:
+            yield landed
         finally:
             del self._putting[generation]
             putting.done.set()
-        return log
+
+    def twin(self, meta: BlockMeta) -> Twin | None:
+        """What is stored of a content with this digest and size, on a device that takes blocks.
+
+        A digest is no proof: whoever wants to `put_alias` compares the content first. None where
+        there is none, or the block itself is here or on its way.
+        """
+        generation = meta.generation
+        if generation in self._putting or self.holds(generation):
+            return None
+        content = self._contents.find(meta.digest, meta.size)
+        if content is None:
+            return None
+        for log in self._logs:
+            if log.leaving is None and log.health.is_writable and log.index.own_parts(content):
+                return Twin(content, log)
+        return None
+
+    async def put_alias(self, meta: BlockMeta, twin: Twin) -> None:
+        """Put a block that has the content of another one, while that is held: a note is all that
+        is written. It is kept for sure after the next `sync`. Raises as `put`.
+        """
+        while meta.generation in self._putting:
+            await self._putting[meta.generation].done.wait()
+        if self.holds(meta.generation):
+            self.note(Put(meta))
+            return
+        with self._being_put(meta) as landed:
+            await twin.log.bring(self._names.needed_before(meta))
+            await twin.log.put_alias(meta, twin.content)
+            landed(twin.log)
 
     def _choose(self, meta: BlockMeta) -> ColdLog:
         """The device with the most room. Raises DeviceError, TierFull."""
@@ -232,6 +285,11 @@ class ColdTier:
         if usable:
             return max(usable, key=lambda log: log.space.room_bytes)
         raise trouble or TierFull(f"no cold device for {meta.size} bytes")
+
+    def written_as(self, generation: int) -> int:
+        """The generation that what is stored of a block was made for: another one, if shared."""
+        log = self._home(generation)
+        return log.index.content(generation) if log is not None else generation
 
     def encoded_bytes(self, generation: int) -> int:
         """How long what a codec made of the block is, padded; 0 where its content is stored."""
@@ -443,18 +501,41 @@ class ColdTier:
 
     async def copy_away(
         self, source: ColdLog, stored: BlockMeta, data: Span, method: int
-    ) -> ColdLog | None:
-        """Put what `source` holds of a block on another device too, as it is stored.
+    ) -> tuple[ColdLog, bool] | None:
+        """Put what `source` holds of a content on another device too, as it is stored.
 
-        `stored`: the attributes that were found with it. Returns the other device; None where the
-        block went meanwhile. Raises TierFull, DeviceError.
+        `stored`: the attributes that were found with it. Returns the other device, and whether it
+        was written there now; None where the content went meanwhile. Raises TierFull, DeviceError.
         """
         generation = stored.generation
         while generation in self._putting:
             await self._putting[generation].done.wait()
-        if generation not in source.index:
+        if not source.index.own_parts(generation):
             return None
-        return await self._put(self.describe(generation) or stored, data, method)
+        if generation in source.index and not source.index.is_alias_of(generation, generation):
+            return await self._put(self.describe(generation) or stored, data, method), True
+        for log in self._logs:  # it is here for other blocks only
+            if log is not source and log.leaving is None and log.index.own_parts(generation):
+                return log, False
+        log = self._choose(stored)
+        await log.put(stored, data, method=method, unnamed=True)
+        return log, True
+
+    async def copy_alias_away(
+        self, source: ColdLog, meta: BlockMeta, content: int, target: ColdLog
+    ) -> bool:
+        """Have an alias on the device that its content, which is claimed, was copied to; False
+        where it went meanwhile. Raises TierFull, DeviceError."""
+        generation = meta.generation
+        while generation in self._putting:
+            await self._putting[generation].done.wait()
+        if not source.index.is_alias_of(generation, content):
+            return False
+        with self._being_put(meta) as landed:
+            await target.bring(self._names.needed_before(self.describe(generation) or meta))
+            await target.put_alias(self.describe(generation) or meta, content)
+            landed(target)
+        return True
 
     async def retire(self, log: ColdLog) -> None:
         """Let go of a device on which no block lives: it is empty to whoever opens it next.

@@ -34,6 +34,7 @@ def slim(facts: Facts) -> Facts:
     return Facts(
         covers=facts.covers,
         parts=facts.parts,
+        aliases=facts.aliases,
         metas=metas,
         drops=facts.drops,
         makes=makes,
@@ -54,6 +55,7 @@ def within(facts: Facts, segment_count: int) -> Facts:
         covers=facts.covers.where(facts.covers.array("segment") < count),
         seen=facts.seen,
         parts=facts.parts.where(segments_of(facts.parts.array("part")) < segment_count),
+        aliases=at_home(facts.aliases),
         metas=at_home(facts.metas),
         drops=at_home(facts.drops),
         makes=at_home(facts.makes),
@@ -66,7 +68,9 @@ def compare(told: Facts, found: Facts) -> Iterator[Difference]:
     """What tables tell of the segments that they cover against what is found in these, both
     merged."""
     yield from _parts(told.parts, found.parts)
-    of_blocks = np.unique(found.parts.array("generation"))
+    yield from _aliases(told.aliases, found.aliases)
+    blocks = (found.parts.array("generation"), found.aliases.array("generation"))
+    of_blocks = np.unique(np.concatenate(blocks))
     of_directories = np.unique(found.holders.array("number"))
     for name, what, relevant in (
         ("metas", "attributes", of_blocks),
@@ -94,6 +98,15 @@ def _parts(told: Table, found: Table) -> Iterator[Difference]:
                 int(ours.array("generation")[row]),
                 int(ours.array("part")[row]),
             )
+
+
+def _aliases(told: Table, found: Table) -> Iterator[Difference]:
+    """Rows of the one that the other does not have."""
+    rows = [set(zip(*(each.array(name).tolist() for name in each.columns), strict=True))
+            for each in (told, found)]  # fmt: skip
+    for unborne, only in ((True, rows[0] - rows[1]), (False, rows[1] - rows[0])):
+        for generation, *_ in sorted(only):
+            yield Difference(unborne, "an alias", generation)
 
 
 def _newest(

@@ -69,14 +69,25 @@ class ContentCheck:
             raise lost[0]
 
     def _find_rows(self) -> I64:
-        """Rows of the blocks, in the order in which they lie on the device."""
+        """Rows of the contents, in the order in which they lie on the device."""
         index = self._device.index
         generations = self._metas.array("generation").tolist()
-        firsts = np.array([index.parts(each)[0] for each in generations], np.uint64)
-        compared = np.isin(firsts, np.frombuffer(self._device.compared, np.uint64))
+        self._firsts = np.array([index.parts(each)[0] for each in generations], np.uint64)
+        compared = np.isin(self._firsts, np.frombuffer(self._device.compared, np.uint64))
         self._device.report.blocks_read += int(compared.sum())
-        order = np.argsort(firsts, kind="stable")
-        return order[~compared[order]]
+        self._order: I64 = np.argsort(self._firsts, kind="stable")
+        in_order = self._firsts[self._order]
+        own = np.append(True, in_order[1:] != in_order[:-1])[: len(in_order)]
+        rows: I64 = self._order[own]  # of those that share one, one
+        return rows[~compared[rows]]
+
+    def _who_share(self, row: int) -> list[int]:
+        """Rows of the blocks that are read from the same records."""
+        first = self._firsts[row]
+        start = int(np.searchsorted(self._firsts, first, "left", sorter=self._order))
+        end = int(np.searchsorted(self._firsts, first, "right", sorter=self._order))
+        rows: list[int] = self._order[start:end].tolist()
+        return rows
 
     async def _check(self, row: int, memory: Scratch) -> None:
         generation = int(self._metas.array("generation")[row])
@@ -89,29 +100,31 @@ class ContentCheck:
         except DeviceLost:
             raise
         except (UnknownKey, NewerStream):
-            self._device.report.undecoded += 1
+            self._device.report.undecoded += len(self._who_share(row))
             return
         except BadTag:
             # What is stored may well be good, and the key another one of this name.
-            self._tell(row, generation, "the content does not match its tag, or the key is wrong")
+            self._tell(row, "the content does not match its tag, or the key is wrong")
             return
         except DeviceError as error:
-            self._tell(row, generation, f"the content cannot be read: {error}")
+            self._tell(row, f"the content cannot be read: {error}")
             return
-        self._device.report.blocks_read += 1
+        sharing = self._who_share(row)
+        self._device.report.blocks_read += len(sharing)
         if not good:
-            self.bad.append(generation)
-            self._tell(row, generation, "the content does not match its digest")
+            self.bad += self._metas.array("generation")[sharing].tolist()
+            self._tell(row, "the content does not match its digest")
 
-    def _tell(self, row: int, generation: int, what: str) -> None:
-        part = self._device.index.parts(generation)[0]
-        self._device.tell(
-            FaultKind.CONTENT,
-            what,
-            self._device.offset(part_segment(part), part_position(part)),
-            key=self._metas.ragged("key").row(row),
-            generation=generation,
-        )
+    def _tell(self, row: int, what: str) -> None:
+        part = int(self._firsts[row])
+        for each in self._who_share(row):
+            self._device.tell(
+                FaultKind.CONTENT,
+                what,
+                self._device.offset(part_segment(part), part_position(part)),
+                key=self._metas.ragged("key").row(each),
+                generation=int(self._metas.array("generation")[each]),
+            )
 
     async def _is_good(self, row: int, generation: int, memory: Scratch) -> bool:
         left = int(self._metas.array("size")[row])
@@ -139,7 +152,7 @@ class ContentCheck:
 
         def decode() -> bool:
             content = bytearray(size)
-            context = _CONTEXT.pack(generation, size)
+            context = _CONTEXT.pack(self._device.index.content(generation), size)
             try:
                 stream.decode_into(
                     encoded.view, memoryview(content), keys=self._keys, context=context

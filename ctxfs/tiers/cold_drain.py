@@ -21,7 +21,12 @@ from ctxfs.tiers.cold import ColdTier
 from ctxfs.tiers.cold_buffers import Scratch, checksum, is_whole
 from ctxfs.tiers.cold_leaving import Leaving, LeavingState
 from ctxfs.tiers.cold_log import ColdLog
-from ctxfs.tiers.cold_parts import part_header_bytes, part_position, part_record_bytes
+from ctxfs.tiers.cold_parts import (
+    part_header_bytes,
+    part_method,
+    part_position,
+    part_record_bytes,
+)
 
 BATCH_BYTES: Final = 32 << 20  # on their way at once, unless one block is longer
 BATCH_BLOCKS: Final = 64
@@ -54,6 +59,7 @@ class Drain:
         self._source = source
         self._make_room = make_room
         self.leaving: Leaving = source.leaving
+        self._aliases: dict[int, list[int]] = {}  # by content, when this round began
 
     async def run(self) -> None:
         """Until the device is empty and let go, or it cannot go on; `leaving` says which."""
@@ -61,6 +67,7 @@ class Drain:
         try:
             await self._tier.wait_put()
             while self._todo():
+                self._aliases = source.index.sharing.by_content()
                 for segment in range(len(source.space.segments)):
                     await self._empty(segment)
             if leaving.unreadable:
@@ -91,13 +98,22 @@ class Drain:
         for batch in self._batches(list(generations)):
             await self._move(batch)
 
-    def _batches(self, generations: list[int]) -> Iterator[list[int]]:
+    def _blocks(self, content: int) -> list[int]:
+        """The blocks that are read from the records of one, itself first, if it is one still."""
+        index = self._source.index
+        found = [
+            each for each in self._aliases.get(content, ()) if index.is_alias_of(each, content)
+        ]
+        is_named = content in index and not index.is_alias_of(content, content)
+        return [content, *found] if is_named else found
+
+    def _batches(self, contents: list[int]) -> Iterator[list[int]]:
         batch: list[int] = []
         length = 0
-        for generation in generations:
-            if generation in self.leaving.unreadable:
+        for generation in contents:
+            if self.leaving.unreadable.issuperset(self._blocks(generation)):
                 continue
-            more = self._source.index.physical_bytes(generation)
+            more = sum(map(part_record_bytes, self._source.index.own_parts(generation)))
             if batch and (length + more > BATCH_BYTES or len(batch) == BATCH_BLOCKS):
                 yield batch
                 batch, length = [], 0
@@ -108,22 +124,19 @@ class Drain:
 
     async def _move(self, batch: list[int]) -> None:
         """Copy a batch, flush the copies, and drop what is here."""
-        copied: dict[int, ColdLog] = {}
+        copied: dict[int, ColdLog] = {}  # by block
         errors: list[DeviceError | TierFull] = []
 
-        async def copy(generation: int) -> None:
+        async def copy(content: int) -> None:
             try:
-                target = await self._copy(generation)
+                await self._copy(content, copied)
             except (DeviceError, TierFull) as error:
                 errors.append(error)
-            else:
-                if target is not None:
-                    copied[generation] = target
 
         try:
             async with trio.open_nursery() as nursery:
-                for generation in batch:
-                    nursery.start_soon(copy, generation)
+                for content in batch:
+                    nursery.start_soon(copy, content)
             for target in set(copied.values()):
                 await target.sync()
         except BaseException:
@@ -138,31 +151,59 @@ class Drain:
         if errors:
             raise errors[0]
 
-    async def _copy(self, generation: int) -> ColdLog | None:
-        """Have a block on another device as well; None where it went, or cannot be read."""
+    async def _copy(self, content: int, copied: dict[int, ColdLog]) -> None:
+        """Have a content, and all blocks that are read from it, on another device as well: those
+        are added to `copied`."""
         try:
-            stored = await self._read(generation)
+            stored = await self._read(content)
         except DeviceLost:
             raise
         except DeviceError as error:
-            if generation in self._source.index:
-                self.leaving.unreadable.add(generation)
+            lost = self._blocks(content)
+            self.leaving.unreadable.update(lost)
+            for generation in lost:
                 _logger.error("%s: %s cannot be read, and stays: %s",
                               self._source.path, self._name(generation), error)  # fmt: skip
-            return None
+            return
         except BlockNotFound:
-            return None
-        target = await self._put(stored)
-        if target is not None:
-            await self._compare(stored, target)
-        return target
+            return
+        put = await self._put(stored)
+        if put is None or not put[0].index.claim(content):
+            return
+        target, is_written = put
+        try:
+            if is_written:
+                await self._compare(stored, target)
+            blocks = self._blocks(content)
+            if content in blocks:
+                copied[content] = target
+            for generation in blocks:
+                if generation != content or content not in copied:
+                    await self._copy_alias(generation, content, target, copied)
+        finally:
+            target.index.disclaim(content)
+
+    async def _copy_alias(
+        self, generation: int, content: int, target: ColdLog, copied: dict[int, ColdLog]
+    ) -> None:
+        """Have an alias where its content is now. Raises DeviceError, TierFull."""
+        meta = self._tier.describe(generation)
+        if meta is None:
+            if self._source.index.is_alias_of(generation, content):
+                self.leaving.unreadable.add(generation)
+                _logger.error("%s: nobody knows the attributes of generation %d, which stays",
+                              self._source.path, generation)  # fmt: skip
+            return
+        if await self._tier.copy_alias_away(self._source, meta, content, target):
+            copied[generation] = target
 
     def _name(self, generation: int) -> str:
         meta = self._tier.describe(generation)
         return repr(meta.key) if meta is not None else f"generation {generation}"
 
-    async def _put(self, stored: _Stored) -> ColdLog | None:
-        """Raises TierFull where nothing may go for it, DeviceError where no device takes it."""
+    async def _put(self, stored: _Stored) -> tuple[ColdLog, bool] | None:
+        """As `copy_away`. Raises TierFull where nothing may go for it, DeviceError where no device
+        takes it."""
         data = stored.memory.span(0, stored.length_bytes)
         failures = 0
         while True:
@@ -184,16 +225,14 @@ class Drain:
                     raise
 
     async def _compare(self, stored: _Stored, target: ColdLog) -> None:
-        """Read the copy, which may still go meanwhile. Raises DeviceError."""
+        """Read the copy, which is claimed. Raises DeviceError."""
         generation = stored.meta.generation
         back = Scratch(stored.memory.length_bytes)
         span = back.span(0, stored.length_bytes)
         try:
-            await target.reader.read(generation, span)
+            await target.reader.read_content(generation, span)
             if await checksum(span) != stored.data_checksum:
                 raise CopyCorrupt(f"{target.path}: a block is not what was written")
-        except BlockNotFound:
-            return
         except BaseException:
             target.drop(generation, 0)  # the one here stays
             raise
@@ -201,10 +240,10 @@ class Drain:
     async def _read(self, generation: int) -> _Stored:
         """Raises BlockNotFound, DeviceError: CopyCorrupt where a checksum does not match."""
         source = self._source
-        parts = source.index.parts(generation)
+        parts = source.index.own_parts(generation)
         if not parts:
             raise BlockNotFound(f"generation {generation} is not here")
-        method = source.index.method(generation)
+        method = part_method(parts[0])
         memory = Scratch(sum(part_record_bytes(part) for part in parts))
         end = 0
         meta: BlockMeta | None = None

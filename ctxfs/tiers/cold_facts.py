@@ -11,12 +11,12 @@ from ctxfs.ondisk.facts import HOME_SHIFT, IN_DATA, NOWHERE, Facts
 from ctxfs.tiers.cold_parts import segments_of
 
 Mask = npt.NDArray[np.bool]
-_NUMBERED = ("parts", "metas", "drops", "makes", "holders", "removes")
+_NUMBERED = ("parts", "aliases", "metas", "drops", "makes", "holders", "removes")
 
 
 def number_column(name: str) -> str:
     """The column by which a table of facts is cut: a generation or an inode."""
-    return "generation" if name in ("parts", "metas") else "number"
+    return "generation" if name in ("parts", "aliases", "metas") else "number"
 
 
 def restrict(facts: Facts, present: I64) -> Facts:
@@ -31,10 +31,12 @@ def restrict(facts: Facts, present: I64) -> Facts:
     there = np.zeros(len(present) + 1, bool)
     there[segments[kept]] = True
     in_segment = _within(segments_of(facts.parts.array("part")), present)
+    aliased_in = _within(facts.aliases.array("home") >> np.uint64(HOME_SHIFT), present)
     return Facts(
         covers=facts.covers.where(kept),
         seen=facts.seen,
         parts=facts.parts.where(there[in_segment]),
+        aliases=facts.aliases.where(there[aliased_in]),
         metas=_at_home(facts.metas, there),
         drops=_at_home(facts.drops, there),
         makes=_at_home(facts.makes, there),
@@ -72,6 +74,7 @@ def merge(several: Sequence[Facts]) -> Facts:
         covers=all_of("covers"),
         seen=seen,
         parts=all_of("parts"),
+        aliases=all_of("aliases"),
         metas=_newest(all_of("metas"), "generation"),
         drops=_newest(all_of("drops"), "number"),
         makes=_newest(all_of("makes"), "number"),
@@ -103,7 +106,8 @@ def prune(facts: Facts) -> Facts:
 
     A note that is there stays, whatever it is about: that may be in segments that are not covered.
     """
-    parts = np.unique(facts.parts.array("generation"))
+    blocks = (facts.parts.array("generation"), facts.aliases.array("generation"))
+    parts = np.unique(np.concatenate(blocks))
     held = np.unique(facts.holders.array("number"))
     metas_home = facts.metas.array("home")
     in_note = (metas_home != np.uint64(IN_DATA)) & (metas_home != np.uint64(NOWHERE))
@@ -111,6 +115,7 @@ def prune(facts: Facts) -> Facts:
         covers=facts.covers,
         seen=facts.seen,
         parts=facts.parts,
+        aliases=facts.aliases,
         metas=facts.metas.where(in_note | is_in(facts.metas.array("generation"), parts)),
         drops=facts.drops.where(_noted(facts.drops) | is_in(facts.drops.array("number"), parts)),
         makes=facts.makes.where(is_in(facts.makes.array("number"), held)),

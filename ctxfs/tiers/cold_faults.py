@@ -83,6 +83,8 @@ class DeviceReport:
     records: int = 0
     blocks: int = 0
     content_bytes: int = 0
+    aliases: int = 0  # blocks that are read from records written for another
+    saved_bytes: int = 0  # what these would take besides
     live_bytes: int = 0
     dead_bytes: int = 0  # in segments, and to be reclaimed
     capacity_bytes: int = 0

@@ -8,25 +8,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from ctxfs.core.columns import U64
-from ctxfs.core.meta import BlockMeta, Drop, Entry, MakeDirectory, Put, RemoveDirectory
+from ctxfs.core.meta import Alias, BlockMeta, Drop, Entry, MakeDirectory, Put, RemoveDirectory
 from ctxfs.core.numbermap import NumberMap
 from ctxfs.ondisk.facts import HOME_SHIFT, NOWHERE
 from ctxfs.tiers.cold_errands import gone_stamp_of
 from ctxfs.tiers.cold_parts import (
     count_by_segment,
+    data_bytes_of,
     part_data_bytes,
     part_method,
     part_position,
     part_record_bytes,
     part_segment,
 )
+from ctxfs.tiers.cold_sharing import Sharing
 from ctxfs.tiers.cold_space import Segment, Space
 
 _NO_HOME: Final = -1
 _HOME_SHIFT: Final = HOME_SHIFT
 _MANY: Final = 2**64 - 1  # no part
 _ELSEWHERE: Final = -1  # no segment: a device that is lost
+_LENGTH_MASK: Final = 0xFFFF_FFFF  # of a home
 
 
 @dataclass(slots=True)
@@ -67,9 +72,12 @@ class ColdIndex:
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        # The part of each block; of those that have several, _MANY, and them in their order.
+        # The part of each content, by the generation that it was written for; of those that have
+        # several, _MANY, and them in their order.
         self._blocks = NumberMap()
         self._many: dict[int, tuple[int, ...]] = {}
+        self.sharing = Sharing()
+        self.saved_bytes = 0  # of data that would be on the medium, were nothing shared
         # Blocks whose newest attributes are in a note, not in a data record.
         self._noted: dict[int, int] = {}
         # Those whose newest attributes a recovery found where nothing else is needed: the note
@@ -87,25 +95,42 @@ class ColdIndex:
         self.errands: dict[int, Errand] = {}
 
     def __contains__(self, generation: int) -> bool:
-        return generation in self._blocks
+        if generation in self._blocks:
+            return generation not in self.sharing.unnamed or generation in self.sharing
+        return generation in self.sharing
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._blocks) - len(self.sharing.unnamed) + len(self.sharing)
+
+    def contents(self) -> U64:
+        """All that is here, by the generations that it was written for."""
+        return self._blocks.key_array()
+
+    def content(self, generation: int) -> int:
+        """The generation that its records were written for, mostly itself."""
+        shared = self.sharing.content_of(generation)
+        return generation if shared is None else shared
 
     def parts(self, generation: int) -> tuple[int, ...]:
-        """In the order of the content; empty where the block is not here."""
+        """What the block is read from, in its order; empty where nothing of it is here."""
+        return self.own_parts(self.content(generation))
+
+    def own_parts(self, generation: int) -> tuple[int, ...]:
+        """The records written for it: its content, be it gone itself and only others' now."""
         found = self._blocks.get(generation)
         if found is None:
             return ()
         return (found,) if found != _MANY else self._many[generation]
 
     def physical_bytes(self, generation: int) -> int:
-        found = self._blocks.get(generation)
-        if found is None:
+        """What the block takes: of records that several blocks share, its share."""
+        if generation not in self:
             return 0
-        if found != _MANY:
-            return part_record_bytes(found)
-        return sum(map(part_record_bytes, self._many[generation]))
+        content = self.content(generation)
+        length = sum(map(part_record_bytes, self.own_parts(content)))
+        home = self.sharing.home(generation)
+        note_bytes = 0 if home is None else home & _LENGTH_MASK
+        return note_bytes + length // self.sharing.names(content)
 
     def _set_parts(self, generation: int, parts: tuple[int, ...]) -> None:
         if len(parts) == 1:
@@ -128,9 +153,40 @@ class ColdIndex:
 
     def add_block(self, generation: int, parts: tuple[int, ...]) -> None:
         """The block is written. A grave it has is none any more: this came after it."""
+        former = self.own_parts(generation)  # of others alone, until now
+        self._count_saved(generation, -1)
+        for part in former:
+            self.space.remove_live(part_segment(part), part_record_bytes(part))
+        self._add_parts(generation, parts)
+        self.sharing.unnamed.discard(generation)
+        self._count_saved(generation, 1)
+        self._rise(generation)
+        if former:
+            self.add_holders(generation, map(part_segment, former))
+
+    def add_content(self, generation: int, parts: tuple[int, ...]) -> None:
+        """What others refer to is written; the block that it was once is gone."""
+        self._add_parts(generation, parts)
+        self.sharing.unnamed.add(generation)
+        self._count_saved(generation, 1)
+
+    def _add_parts(self, generation: int, parts: tuple[int, ...]) -> None:
         self._set_parts(generation, parts)
         for part in parts:
             self.space.add_live(part_segment(part), part_record_bytes(part))
+
+    def is_alias_of(self, generation: int, content: int) -> bool:
+        return self.sharing.content_of(generation) == content
+
+    def add_alias(self, generation: int, content: int, home: int) -> None:
+        """A block that is here from now on, and whose content was: its note is at `home`."""
+        self._count_saved(content, -1)
+        self.sharing.add(generation, content, self._arrive(home))
+        self._count_saved(content, 1)
+        self._rise(generation)
+
+    def _rise(self, generation: int) -> None:
+        """It is here, though it was dropped before."""
         self.pending.pop((Drop, generation), None)
         self._end_errand_of_new(generation)
         grave = self.graves.pop(generation, None)
@@ -149,12 +205,67 @@ class ColdIndex:
         elif errand.home != _NO_HOME:
             self._noted[generation] = errand.home
 
+    def claim(self, content: int) -> bool:
+        """Keep a content until `disclaim`, whoever drops it. False where it is not here."""
+        if content not in self._blocks:
+            return False
+        self._count_saved(content, -1)
+        self.sharing.claim(content)
+        self._count_saved(content, 1)
+        return True
+
+    def disclaim(self, content: int) -> None:
+        """It may go, unless a block needs it."""
+        self._count_saved(content, -1)
+        self.sharing.disclaim(content)
+        self._count_saved(content, 1)
+        self._free_unneeded(content)
+
+    def _count_saved(self, content: int, sign: int) -> None:
+        """Count what sharing a content saves; before it changes with -1, and after it with 1."""
+        more = self.sharing.count(content) - (content in self.sharing.unnamed)
+        if more:
+            self.saved_bytes += sign * more * sum(map(part_data_bytes, self.own_parts(content)))
+
+    def _free_unneeded(self, content: int) -> None:
+        """The room of a content that was others' alone is free when the last of them is gone."""
+        if content not in self.sharing.unnamed or self.sharing.count(content):
+            return
+        self._count_saved(content, -1)
+        self.sharing.unnamed.remove(content)
+        held = [part_segment(part) for part in self.own_parts(content)]
+        self._free(content)
+        if content in self:  # by another's content, since
+            self.add_holders(content, held)
+
+    def _free(self, generation: int) -> None:
+        parts = self.own_parts(generation)
+        self._blocks.remove(generation)
+        self._many.pop(generation, None)
+        for part in parts:
+            self.space.remove_live(part_segment(part), part_record_bytes(part))
+
     def load_blocks(self, generations: U64, parts: U64) -> None:
         """Many blocks of one part each, into an index that does not have them yet."""
         self._blocks.load(generations, parts)
         in_segment, lengths = count_by_segment(parts)
         for index, length in zip(in_segment.tolist(), lengths.tolist(), strict=True):
             self.space.add_live(index, length)
+
+    def load_contents(self, generations: U64, parts: U64) -> None:
+        """Many contents of one part each, whose own blocks are gone."""
+        self.load_blocks(generations, parts)
+        self.sharing.unnamed.update(generations.tolist())
+        self.saved_bytes -= data_bytes_of(parts)
+
+    def load_aliases(self, aliases: U64, contents: U64, homes: U64, parts: U64) -> None:
+        """Many blocks whose contents are here, of one part each: `parts`."""
+        self.sharing.load(aliases, contents, homes)
+        self.saved_bytes += data_bytes_of(parts)
+        in_segment = (homes >> np.uint64(_HOME_SHIFT)).astype(np.intp)
+        lengths = np.bincount(in_segment, homes & np.uint64(_LENGTH_MASK)).astype(np.int64)
+        for index in np.flatnonzero(lengths).tolist():
+            self.space.add_live(index, int(lengths[index]))
 
     def load_noted(self, generation: int, home: int) -> None:
         """The newest attributes of this block are in a note."""
@@ -180,15 +291,19 @@ class ColdIndex:
         return self.space.segments[home >> _HOME_SHIFT], home & 0xFFFF_FFFF
 
     def add_holders(self, generation: int, segments: Iterable[int]) -> None:
-        """These hold older data records of a live block too."""
-        held = {part_segment(part) for part in self.parts(generation)}
+        """These hold records too that a live block, or one that was dropped, could come from."""
+        grave = self.graves.get(generation)
+        if grave is not None:
+            grave.holders = tuple({*grave.holders, *segments})
+            return
+        held = {part_segment(part) for part in self.own_parts(generation)}
         more = (set(segments) | set(self._older.pop(generation, ()))) - held
         if more:
             self._older[generation] = tuple(more)
 
     def replace_part(self, generation: int, old: int, new: tuple[int, ...]) -> bool:
-        """A part was carried over; False where the block was dropped meanwhile."""
-        parts = self.parts(generation)
+        """A part was carried over; False where the content is not, or not there, any more."""
+        parts = self.own_parts(generation)
         if old not in parts:
             return False
         at = parts.index(old)
@@ -197,32 +312,47 @@ class ColdIndex:
         self.space.remove_live(part_segment(old), part_record_bytes(old))
         for part in new:
             self.space.add_live(part_segment(part), part_record_bytes(part))
-        # What was carried has the newest attributes in it: the note, if any, is not needed.
-        self.loose.discard(generation)
-        self._leave(self._noted.pop(generation, _NO_HOME))
+        if generation not in self.sharing.unnamed:
+            # What was carried has the newest attributes in it: the note, if any, is not needed.
+            self.loose.discard(generation)
+            self._leave(self._noted.pop(generation, _NO_HOME))
         self.add_holders(generation, [part_segment(old)])
         return True
 
     def bury(self, generation: int, stamp: int) -> bool:
-        """Drop a block: its room counts as free at once. False where it is not here."""
-        parts = self.parts(generation)
-        if not parts:
+        """Drop a block: its room counts as free at once, unless others share its content. False
+        where it is not here."""
+        if generation not in self:
             return False
-        self._blocks.remove(generation)
-        self._many.pop(generation, None)
         self.loose.discard(generation)
-        for part in parts:
-            self.space.remove_live(part_segment(part), part_record_bytes(part))
-        self._leave(self._noted.pop(generation, _NO_HOME))
-        holders = {part_segment(part) for part in parts}
+        holders = {part_segment(part) for part in self.own_parts(generation)}
         holders.update(self._older.pop(generation, ()))
+        if generation in self.sharing:
+            holders.add(self._bury_alias(generation))
+        elif self.sharing.count(generation):
+            self._count_saved(generation, -1)
+            self.sharing.unnamed.add(generation)
+            self._count_saved(generation, 1)
+        else:
+            self._free(generation)
+        self._leave(self._noted.pop(generation, _NO_HOME))
         self.graves[generation] = Grave(stamp, tuple(holders))
         self.pending.pop((Put, generation), None)
         self.pending[Drop, generation] = Drop(generation, stamp)
         return True
 
+    def _bury_alias(self, generation: int) -> int:
+        """The segment that its note is in."""
+        content = self.content(generation)
+        self._count_saved(content, -1)
+        _, home = self.sharing.remove(generation)
+        self._count_saved(content, 1)
+        self._leave(home)
+        self._free_unneeded(content)
+        return home >> _HOME_SHIFT
+
     def bury_remains(self, generation: int, stamp: int, holders: Iterable[int]) -> None:
-        """Data records, up to `stamp`, of a block that is not here may lie in `holders`."""
+        """Records, up to `stamp`, of a block that is not here may lie in `holders`."""
         held = set(holders)
         grave = self.graves.get(generation)
         if grave is not None:
@@ -240,8 +370,8 @@ class ColdIndex:
     def queue(self, entry: Entry) -> None:
         """This is to be written with the next commit."""
         match entry:
-            case Put(meta):
-                self.pending[Put, meta.generation] = entry
+            case Put(meta) | Alias(meta):
+                self.pending[type(entry), meta.generation] = entry
             case Drop(generation):
                 self.pending[Drop, generation] = entry
             case MakeDirectory(meta):
@@ -264,7 +394,7 @@ class ColdIndex:
         False where it is here, or one is already. `held`: it stays until the next start.
         """
         generation = meta.generation
-        if generation in self._blocks:
+        if generation in self:
             return False
         errand = self.errands.get(generation)
         if errand is None:
@@ -325,7 +455,9 @@ class ColdIndex:
         """Whether this, still to be written, says something about what is on the medium."""
         match entry:
             case Put(meta):
-                return meta.generation in self._blocks or meta.generation in self.errands
+                return meta.generation in self or meta.generation in self.errands
+            case Alias(meta):
+                return meta.generation in self.sharing
             case Drop(generation):
                 return generation in self.graves
             case MakeDirectory(meta):
@@ -340,13 +472,17 @@ class ColdIndex:
             case Put(meta):
                 segment.remember_note(Put, meta.generation)
                 self.loose.discard(meta.generation)
-                if meta.generation in self._blocks:
+                if meta.generation in self:
                     self._leave(self._noted.get(meta.generation, _NO_HOME))
                     self._noted[meta.generation] = self._arrive(home)
                 elif meta.generation in self.errands:
                     errand = self.errands[meta.generation]
                     self._leave(errand.home)
                     errand.home = self._arrive(home)
+            case Alias(meta):
+                self.loose.discard(meta.generation)
+                segment.remember_note(Alias, meta.generation)
+                self._move_alias(entry, home)
             case Drop(generation):
                 segment.remember_note(Drop, generation)
                 self._move_grave(self.graves.get(generation), home)
@@ -369,6 +505,20 @@ class ColdIndex:
                 entry.meta.inode, DirectoryHome(_NO_HOME, set())
             )
             directory.holders.add(segment.index)
+        elif isinstance(entry, Alias):
+            segment.remember_note(Alias, entry.meta.generation)
+
+    def _move_alias(self, entry: Alias, home: int) -> None:
+        """Its note is at `home`, with the newest attributes in it; it may be new."""
+        generation = entry.meta.generation
+        former = self.sharing.home(generation)
+        if generation not in self and self.sharing.coming.get(generation) == entry.holder:
+            self.add_alias(generation, entry.holder, home)
+        elif former is not None and self.is_alias_of(generation, entry.holder):
+            self._leave(former)
+            self._leave(self._noted.pop(generation, _NO_HOME))
+            self.sharing.move(generation, self._arrive(home))
+            self.add_holders(generation, [former >> _HOME_SHIFT])
 
     def _move_grave(self, grave: Grave | None, home: int) -> None:
         if grave is not None:
@@ -398,7 +548,7 @@ class ColdIndex:
         found = {
             (generation, part)
             for generation in set(segment.generations)
-            for part in self.parts(generation)
+            for part in self.own_parts(generation)
             if part_segment(part) == segment.index
         }
         return sorted(found, key=lambda pair: part_position(pair[1]))
@@ -416,6 +566,9 @@ class ColdIndex:
             errand = self.errands.get(number)
             home = self._noted.get(number, _NO_HOME) if errand is None else errand.home
             return home >> _HOME_SHIFT == index
+        if kind is Alias:
+            noted = self.sharing.home(number)
+            return noted is not None and noted >> _HOME_SHIFT == index
         if kind is MakeDirectory:
             directory = self.directories.get(number)
             return directory is not None and directory.home >> _HOME_SHIFT == index
@@ -429,7 +582,7 @@ class ColdIndex:
     def forget_segment(self, segment: Segment) -> None:
         """Nothing that was in `segment` can come back: its header is zero on the medium."""
         index = segment.index
-        for generation in set(segment.generations):
+        for generation in {*segment.generations, *segment.notes.get(Alias, ())}:
             self._close_grave(self.graves, generation, index)
             older = self._older.get(generation)
             if older is not None and index in older:

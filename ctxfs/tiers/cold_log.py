@@ -3,17 +3,19 @@
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
 
-from ctxfs.core.meta import BlockMeta, Entry, MakeDirectory, Put
+from ctxfs.core.meta import Alias, BlockMeta, Entry, MakeDirectory, Put
 from ctxfs.device.engine import Span
 from ctxfs.errors import DeviceError, TierFull
 from ctxfs.ondisk import ledger, record
 from ctxfs.ondisk.facts import Facts
 from ctxfs.ondisk.layout import ALIGN_BYTES, padded
 from ctxfs.ondisk.record import header_bytes_for
+from ctxfs.tiers.cold_aliasing import AliasWriter
 from ctxfs.tiers.cold_buffers import Scratch
 from ctxfs.tiers.cold_health import Health
 from ctxfs.tiers.cold_index import ColdIndex
@@ -52,6 +54,8 @@ class ColdStatistics:
     segments: int
     free_segments: int
     blocks: int
+    aliases: int  # blocks that are read from records written for another
+    saved_bytes: int  # what these would take besides
     put_bytes: int  # content of the blocks that were written
     written_bytes: int
     read_bytes: int
@@ -102,6 +106,9 @@ class ColdLog:
         self._committing = trio.Lock()
         self._reclaiming = trio.Lock()
         self._flushing = trio.Lock()
+        self._aliases = AliasWriter(
+            self.space, self.index, self._writer, partial(self._make_ready, blocks=True)
+        )
         self._put_bytes = 0
         self.leaving: Leaving | None = None
         self.retired = False  # what was here is elsewhere, and nothing is done here any more
@@ -147,10 +154,13 @@ class ColdLog:
 
     # -- blocks
 
-    async def put(self, meta: BlockMeta, source: Span, *, method: int = 0) -> None:
+    async def put(
+        self, meta: BlockMeta, source: Span, *, method: int = 0, unnamed: bool = False
+    ) -> None:
         """Write a block that is not here, or what a codec made of it.
 
-        Raises TierFull, DeviceError, BadValue.
+        `unnamed`: the block is gone, and what is written is for aliases; the caller holds a claim
+        from the next moment on. Raises TierFull, DeviceError, BadValue.
 
         Whatever happens, `source` is not touched any more once this has returned.
         """
@@ -163,7 +173,7 @@ class ColdLog:
         self.space.claimed_bytes += cost
         try:
             await self._make_ready(blocks=True)
-            request = await block_request(meta, source, frame, method=method)
+            request = await block_request(meta, source, frame, method=method, unnamed=unnamed)
             await self._writer.submit([request])
         finally:
             self.space.claimed_bytes -= cost
@@ -171,6 +181,16 @@ class ColdLog:
             self.pressed.set()
         if request.error is not None:
             raise request.error
+        self._put_bytes += meta.size
+
+    async def put_alias(self, meta: BlockMeta, content: int) -> None:
+        """Write down that a block that is not here has this content, which the caller has claimed.
+
+        Raises TierFull, DeviceError, BadValue.
+        """
+        self.health.check_writable()
+        self.see_stamp(meta.stamp)
+        await self._aliases.put(meta, content)
         self._put_bytes += meta.size
 
     def drop(self, generation: int, stamp: int) -> None:
@@ -186,7 +206,7 @@ class ColdLog:
         """Write this with the next commit. Raises BadValue where it is too long."""
         check_frame(ledger.encode(entry), self.space.geometry)
         match entry:
-            case Put(meta) | MakeDirectory(meta):
+            case Put(meta) | MakeDirectory(meta) | Alias(meta):
                 self.see_stamp(meta.stamp)
             case _:
                 self.see_stamp(entry.stamp)
@@ -358,6 +378,8 @@ class ColdLog:
             segments=len(self.space.segments),
             free_segments=len(self.space.free),
             blocks=len(self.index),
+            aliases=len(self.index.sharing),
+            saved_bytes=0 if lost or self.retired else self.index.saved_bytes,
             put_bytes=self._put_bytes,
             written_bytes=engine.written_bytes,
             read_bytes=engine.read_bytes,

@@ -71,3 +71,8 @@ def count_by_segment(parts: U64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.i
     totals = np.bincount(segments_of(parts), pages).astype(np.int64)  # exact: far below 2**53
     found = np.flatnonzero(totals)
     return found, totals[found] * ALIGN_BYTES
+
+
+def data_bytes_of(parts: U64) -> int:
+    """The data in all of these."""
+    return int((parts & np.uint64(_DATA_MASK)).sum()) * ALIGN_BYTES

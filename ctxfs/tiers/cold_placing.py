@@ -8,7 +8,7 @@ from ctxfs.device.engine import Span
 from ctxfs.errors import DeviceError, TierFull
 from ctxfs.ondisk import record
 from ctxfs.ondisk import segment as segment_header
-from ctxfs.ondisk.record import Place, RecordHeader, RecordKind, header_bytes_for
+from ctxfs.ondisk.record import UNNAMED, Place, RecordHeader, RecordKind, header_bytes_for
 from ctxfs.ondisk.segment import SEGMENT_HEADER_BYTES
 from ctxfs.tiers.cold_buffers import Scratch, checksum, slice_span
 from ctxfs.tiers.cold_parts import pack_part
@@ -30,6 +30,7 @@ class Item:
     request: Request | None
     part: int = 0  # of a data record
     notes: Sequence[int] = ()  # of a note record: which of the request's entries
+    stamp: int = 0  # of the record
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +98,7 @@ class Placer:
             header = RecordHeader(
                 kind=RecordKind.DATA,
                 header_bytes=header_bytes,
-                stamp=self.stamp + 1,
+                stamp=UNNAMED if request.unnamed else self.stamp + 1,
                 generation=request.meta.generation,
                 part_offset=request.content_offset + start,
                 part_length=part_length,
@@ -161,7 +162,14 @@ class Placer:
         view, span = batch.header(header.header_bytes)
         place = Place(self._salt, segment.sequence, segment.used_bytes)
         record.encode_into(view, header, place, frames)
-        item = Item(segment, segment.used_bytes, [span], header.record_bytes, request)
+        item = Item(
+            segment,
+            segment.used_bytes,
+            [span],
+            header.record_bytes,
+            request,
+            stamp=header.stamp,
+        )
         segment.used_bytes += header.record_bytes
         batch.items.append(item)
         batch.length_bytes += header.record_bytes

@@ -42,7 +42,13 @@ class ColdReader:
 
         Raises BlockNotFound, DeviceError.
         """
-        parts = self._index.parts(generation)
+        await self._read(generation, self._index.parts(generation), target)
+
+    async def read_content(self, content: int, target: Span) -> None:
+        """The same of what was written for this generation, be the block gone itself."""
+        await self._read(content, self._index.own_parts(content), target)
+
+    async def _read(self, generation: int, parts: Sequence[int], target: Span) -> None:
         if not parts:
             raise BlockNotFound(f"generation {generation} is not in the cold tier")
         self._health.check_present()

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from ctxfs.core.meta import (
+    Alias,
     BlockMeta,
     DirectoryMeta,
     Drop,
@@ -208,14 +209,16 @@ class Reclaimer:
             found = record.decode(self._memory.view[start:end], place)
             if found is None:
                 self._give_up(victim, "a record's header has changed")
-            elif part in self._index.parts(generation):
+            elif part in self._index.own_parts(generation):
                 header, entries = found
+                unnamed = generation in self._index.sharing.unnamed
                 stored = next((e.meta for e in entries if isinstance(e, Put)), None)
-                meta = self._describe.block(generation) or stored
+                meta = None if unnamed else self._describe.block(generation)
+                meta = meta or stored
                 data = start + part_header_bytes(part)
                 if meta is not None:
                     source = self._memory.span(data, end - data)
-                    requests.append(carried_request(meta, source, header, part))
+                    requests.append(carried_request(meta, source, header, part, unnamed=unnamed))
             start = end
         return requests
 
@@ -225,13 +228,16 @@ class Reclaimer:
         victim.unreadable = True
 
     async def _carry_notes(self, victim: Segment) -> None:
-        await self._write_tangles(set(victim.notes.get(Put, ())))
+        named = (victim.notes.get(kind, ()) for kind in (Put, Alias))
+        await self._write_tangles({number for numbers in named for number in numbers})
         entries: list[Entry] = []
         for kind, numbers in self._index.live_notes(victim).items():
             for number in numbers:
                 entry = self._current_note(kind, number)
                 if entry is not None:
                     entries.append(entry)
+                elif kind is Alias:
+                    self._give_up(victim, "nobody knows the attributes of a block in it")
         if not entries:
             return
         request = note_request(entries, FLOOR_CARRY)
@@ -295,6 +301,9 @@ class Reclaimer:
             if errand is not None and (block is None or block.stamp < errand.meta.stamp):
                 block = errand.meta
             return Put(block) if block is not None else None
+        if kind is Alias:
+            block = self._describe.block(number)
+            return Alias(block, self._index.content(number)) if block is not None else None
         if kind is MakeDirectory:
             directory = self._describe.directory(number)
             if directory is not None:
@@ -314,6 +323,7 @@ def _named_in(segment: Segment) -> Iterator[int]:
     """The generations of all that was written to it."""
     yield from segment.generations
     yield from segment.notes.get(Put, ())
+    yield from segment.notes.get(Alias, ())
     yield from segment.notes.get(Drop, ())
 
 

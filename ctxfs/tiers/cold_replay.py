@@ -1,6 +1,5 @@
 """What the records of a cold device add up to: pure, in whatever order they were found."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,24 +16,12 @@ from ctxfs.ondisk.facts import (
     block_columns,
     directory_of,
 )
-from ctxfs.tiers.cold_facts import runs
+from ctxfs.ondisk.record import UNNAMED
+from ctxfs.tiers.cold_facts import is_in, runs
+from ctxfs.tiers.cold_found import FoundPart, Lookup, newest_whole
 from ctxfs.tiers.cold_index import ColdIndex, Grave
 from ctxfs.tiers.cold_parts import part_segment, segments_of
-
-
-@dataclass(frozen=True, slots=True)
-class FoundPart:
-    """One data record. `stamp` is the record's, `meta_stamp` that of the attributes in it.
-
-    `encoded_bytes`: how long the block is as a codec made it, if this is a part of that.
-    """
-
-    offset: int
-    length: int
-    stamp: int
-    meta_stamp: int
-    part: int  # as ColdIndex keeps it
-    encoded_bytes: int = 0
+from ctxfs.tiers.cold_shared import PlainAliases, SharedBlocks, WholeRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,61 +31,6 @@ class Contents:
     metas: Table  # rows of facts.METAS
     directories: dict[int, DirectoryMeta]
     incomplete: list[int]
-
-
-def tile(parts: Sequence[FoundPart], size: int) -> tuple[FoundPart, ...] | None:
-    """Parts that together are the `size` bytes of a block, without gap or overlap; newest first.
-
-    None where there are none. A part may be there several times, also cut differently: each time
-    it was carried over.
-    """
-    starting: dict[int, list[FoundPart]] = {}
-    for part in sorted(parts, key=lambda part: part.stamp):
-        starting.setdefault(part.offset, []).append(part)  # the newest is tried first: popped
-    chosen: list[FoundPart] = []
-    at = 0
-    while True:
-        choices = starting.get(at)
-        if choices:
-            chosen.append(choices.pop())
-            at += chosen[-1].length
-            if at == size:
-                return tuple(chosen)
-        elif chosen:  # nothing more goes on from here, whatever led here
-            at = chosen.pop().offset
-        else:
-            return None
-
-
-def _newest_whole(parts: Sequence[FoundPart], size: int) -> tuple[FoundPart, ...] | None:
-    """Parts that together are a block of `size` bytes, or what a codec made of it.
-
-    What was put, failed, and was put again may have been stored in another way then.
-    """
-    ways: dict[int, list[FoundPart]] = {}
-    for part in sorted(parts, key=lambda part: part.stamp, reverse=True):
-        ways.setdefault(part.encoded_bytes, []).append(part)
-    for encoded_bytes, found in ways.items():
-        tiling = tile(found, encoded_bytes or size)
-        if tiling is not None:
-            return tiling
-    return None
-
-
-class _Lookup:
-    """Rows of a table by number, of which each has one at most."""
-
-    def __init__(self, numbers: Array) -> None:
-        self._order = np.argsort(numbers, kind="stable")
-        self._sorted = numbers[self._order]
-
-    def rows(self, wanted: Array) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool]]:
-        """The row of each, and whether there is one; 0 where there is none."""
-        if not len(self._sorted):
-            return np.zeros(len(wanted), np.intp), np.zeros(len(wanted), bool)
-        at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
-        known = self._sorted[at] == wanted
-        return np.where(known, self._order[at], 0), known
 
 
 class _Blocks:
@@ -112,8 +44,8 @@ class _Blocks:
         self.starts, self.ends = runs(in_order)
         self.generations: U64 = in_order[self.starts]
         self.columns = {name: parts.array(name) for name in parts.columns}
-        self.meta_row, self.known = _Lookup(self.metas.array("generation")).rows(self.generations)
-        drop_row, self.dropped = _Lookup(self.drops.array("number")).rows(self.generations)
+        self.meta_row, self.known = Lookup(self.metas.array("generation")).rows(self.generations)
+        drop_row, self.dropped = Lookup(self.drops.array("number")).rows(self.generations)
         # Of nothing there are no rows to look at.
         stamps, homes = self.drops.array("stamp"), self.drops.array("home")
         empty = np.zeros(len(self.generations), np.uint64)
@@ -123,6 +55,12 @@ class _Blocks:
     def of_first(self, name: str) -> Array:
         """A column of each generation's first part."""
         return self.columns[name][self.order[self.starts]]
+
+    def whole(self, mask: npt.NDArray[np.bool]) -> WholeRecords:
+        """Those that have one record each, which is all of the block."""
+        return WholeRecords(
+            self.generations[mask], self.of_first("part")[mask], self.meta_row[mask]
+        )
 
     def of_meta(self, name: str) -> Array:
         """A column of each generation's attributes."""
@@ -146,17 +84,24 @@ def settle(facts: Facts, index: ColdIndex) -> Contents:
     _name_generations(facts.parts, index)
     blocks = _Blocks(facts)
     single = blocks.ends - blocks.starts == 1
-    later = ~blocks.dropped | (blocks.of_first("stamp") > blocks.drop_stamp)
+    # A record without a stamp names nothing: it is for aliases, if there are any.
+    dropped_at = np.where(blocks.dropped, blocks.drop_stamp, np.uint64(UNNAMED))
+    later = blocks.of_first("stamp") > dropped_at
     whole = blocks.of_first("offset") == 0
     encoded = blocks.of_first("encoded_bytes")
     whole &= blocks.of_first("length") == np.where(encoded, encoded, blocks.of_meta("size"))
-    easy = single & blocks.known & later & whole
-    dead = single & ~later
+    plain = PlainAliases(facts, index, blocks.whole(single & blocks.known & whole))
+    shared = SharedBlocks(facts, index, plain.others)
+    alone = ~is_in(blocks.generations, shared.generations)
+    easy = alone & single & blocks.known & later & whole
+    dead = alone & single & ~later
+    needed = dead & is_in(blocks.generations, plain.contents)
+    index.load_contents(blocks.generations[needed], blocks.of_first("part")[needed])
     _settle_whole(blocks, np.flatnonzero(easy), index)
-    _settle_dead(blocks, np.flatnonzero(dead), index)
-    live = [blocks.meta_row[easy]]
+    _settle_dead(blocks, np.flatnonzero(dead & blocks.dropped), index)
     incomplete: list[int] = []
-    for at in np.flatnonzero(blocks.known & ~easy & ~dead).tolist():
+    live = [blocks.meta_row[easy], plain.settle(), shared.settle(incomplete)]
+    for at in np.flatnonzero(alone & blocks.known & ~easy & ~dead).tolist():
         row = int(blocks.meta_row[at])
         if _settle_block(blocks, at, index, incomplete):
             live.append(np.array([row], np.intp))
@@ -209,11 +154,11 @@ def _settle_block(blocks: _Blocks, at: int, index: ColdIndex, incomplete: list[i
     """A block of several records, or of which something is missing. Whether it is live."""
     generation = int(blocks.generations[at])
     parts = blocks.parts(at)
-    dropped_at = int(blocks.drop_stamp[at]) if blocks.dropped[at] else -1
+    dropped_at = int(blocks.drop_stamp[at]) if blocks.dropped[at] else UNNAMED
     drop_home = int(blocks.drop_home[at])
     later = [part for part in parts if part.stamp > dropped_at]
     holders = {part_segment(part.part) for part in parts}
-    tiling = _newest_whole(later, blocks.meta_value("size", at))
+    tiling = newest_whole(later, blocks.meta_value("size", at))
     if tiling is not None:
         index.add_block(generation, tuple(part.part for part in tiling))
         index.add_holders(generation, holders)
@@ -226,9 +171,10 @@ def _settle_block(blocks: _Blocks, at: int, index: ColdIndex, incomplete: list[i
             index.load_loose(_metas(blocks, np.array([at]))[0])
         return True
     if not later:
-        index.load_grave(generation, Grave(dropped_at, tuple(holders)), drop_home)
+        if blocks.dropped[at]:
+            index.load_grave(generation, Grave(dropped_at, tuple(holders)), drop_home)
         return False
-    if dropped_at >= 0 and drop_home != NOWHERE:
+    if blocks.dropped[at] and drop_home != NOWHERE:
         # That Drop is not needed only when the new one is written.
         index.space.segments[drop_home >> HOME_SHIFT].remember_note(Drop, generation)
     index.bury_remains(generation, max(part.stamp for part in parts), holders)

@@ -52,7 +52,8 @@ class DataRequest(Request):
 
     `source` is padded; `content_length` bytes of it count, and they begin at `content_offset` of
     the block, or of what a codec made of it: then that is `encoded_bytes` long. `data_checksum`:
-    of all of `source`, as a record's header has it.
+    of all of `source`, as a record's header has it. `unnamed`: the block that it was written for is
+    gone, and this must not bring it back; others refer to it.
     """
 
     meta: BlockMeta
@@ -64,6 +65,7 @@ class DataRequest(Request):
     frames: bytes
     encoded_bytes: int = 0
     method: int = 0
+    unnamed: bool = False
     replaces: int | None = None  # the part that is carried over
     stamp: int = 0  # the highest in any record of it
     placed_bytes: int = 0  # of `source`
@@ -110,7 +112,9 @@ def check_frame(frame: bytes, geometry: Geometry) -> bytes:
     return frame
 
 
-async def block_request(meta: BlockMeta, source: Span, frame: bytes, *, method: int) -> DataRequest:
+async def block_request(
+    meta: BlockMeta, source: Span, frame: bytes, *, method: int, unnamed: bool = False
+) -> DataRequest:
     """A whole block, or what a codec made of it."""
     # Of the content the digest is known, so nobody need look at all of it once more.
     known = None if method else checksum_of_digest(meta.digest)
@@ -121,13 +125,16 @@ async def block_request(meta: BlockMeta, source: Span, frame: bytes, *, method: 
         content_length=source.length if method else meta.size,
         encoded_bytes=source.length if method else 0,
         method=method,
+        unnamed=unnamed,
         data_checksum=await checksum(source) if known is None else known,
         by_digest=known is not None,
         frames=frame,
     )
 
 
-def carried_request(meta: BlockMeta, source: Span, former: RecordHeader, part: int) -> DataRequest:
+def carried_request(
+    meta: BlockMeta, source: Span, former: RecordHeader, part: int, *, unnamed: bool
+) -> DataRequest:
     """What the record `former`, at `part`, held; its data lies in `source`."""
     return DataRequest(
         meta=meta,
@@ -138,6 +145,7 @@ def carried_request(meta: BlockMeta, source: Span, former: RecordHeader, part: i
         by_digest=former.by_digest,
         encoded_bytes=former.encoded_bytes,
         method=former.method,
+        unnamed=unnamed,
         replaces=part,
         frames=ledger.encode(Put(meta)),
         floor=FLOOR_CARRY,

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from ctxfs.core.columns import U64
 from ctxfs.core.meta import Entry
 from ctxfs.ondisk.facts import FactsBuilder
 from ctxfs.ondisk.layout import ALIGN_BYTES, Geometry, padded
@@ -63,6 +64,10 @@ class Segment:
         if found is None:
             found = self.notes[kind] = array("Q")
         found.append(number)
+
+    def remember_notes(self, kind: type[Entry], numbers: U64) -> None:
+        """The same of many."""
+        self.notes.setdefault(kind, array("Q")).frombytes(numbers.tobytes())
 
 
 def choose_victims(segments: Iterable[Segment], live_bytes_max: int) -> list[Segment]:

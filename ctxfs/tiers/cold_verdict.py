@@ -5,6 +5,7 @@ import trio
 
 from ctxfs.ondisk.columnar import Table
 from ctxfs.ondisk.facts import Facts
+from ctxfs.ondisk.record import UNNAMED
 from ctxfs.ondisk.segment import SEGMENT_HEADER_BYTES
 from ctxfs.tiers import cold_compare, cold_facts
 from ctxfs.tiers.cold_errands import find_errands
@@ -62,11 +63,15 @@ class Verdict:
 
     def _tell_incomplete(self, generation: int, facts: Facts) -> None:
         rows = np.flatnonzero(facts.parts.array("generation") == np.uint64(generation))
-        part = int(facts.parts.array("part")[rows[0]])
+        what, offset = "the content that the block shares is not there", None
+        if len(rows):
+            part = int(facts.parts.array("part")[rows[0]])
+            what = "only pieces of the block are there"
+            offset = self._device.offset(part_segment(part), part_position(part))
         self._device.tell(
             FaultKind.INCOMPLETE,
-            "only pieces of the block are there",
-            self._device.offset(part_segment(part), part_position(part)),
+            what,
+            offset,
             key=_key_of(facts.metas, generation),
             generation=generation,
             expected=not self._device.found.clean,
@@ -112,7 +117,7 @@ class Verdict:
         """Whether this record is what a live block is read from."""
         places = {
             (part_segment(part), part_position(part))
-            for part in self._device.index.parts(each.header.generation)
+            for part in self._device.index.own_parts(each.header.generation)
         }
         return (chain.index, each.position) in places
 
@@ -121,6 +126,8 @@ class Verdict:
         generation = each.header.generation
         if each.meta is None or generation in self._device.index:
             return False
+        if each.header.stamp == UNNAMED:
+            return False  # who shared it is told of
         rows = self._drops.array("number") == np.uint64(generation)
         stamps = self._drops.array("stamp")[rows]
         return not len(stamps) or int(stamps.max()) < each.header.stamp
@@ -154,6 +161,8 @@ class Verdict:
         closed = [each for each in space.segments if each.state is SegmentState.CLOSED]
         used = sum(max(0, each.used_bytes - SEGMENT_HEADER_BYTES) for each in closed)
         report.blocks = len(self._device.index)
+        report.aliases = len(self._device.index.sharing)
+        report.saved_bytes = self._device.index.saved_bytes
         report.live_bytes = space.live_bytes
         report.dead_bytes = max(0, used - space.live_bytes)
         report.room_bytes = space.room_bytes

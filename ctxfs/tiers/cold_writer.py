@@ -6,11 +6,12 @@ scan never stops before it.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import trio
 
+from ctxfs.core.meta import Alias
 from ctxfs.device.engine import Engine
 from ctxfs.errors import DeviceError, TierFull
 from ctxfs.tiers.cold_buffers import Scratch
@@ -224,22 +225,45 @@ class ColdWriter:
                 self._index.add_holder(entry, item.segment)
             else:
                 self._index.add_note(entry, item.segment, len(request.frames[at]))
+            if isinstance(entry, Alias):
+                self._settle_alias(entry, item, lost)
+
+    def _settle_alias(self, entry: Alias, item: Item, lost: bool) -> None:
+        """One that failed, or is not what counts any more, may be on the medium all the same."""
+        generation = entry.meta.generation
+        if generation not in self._index:
+            self._revoke(generation, item.stamp, [item.segment.index])
+        elif lost or not self._index.is_alias_of(generation, entry.holder):
+            self._index.add_holders(generation, [item.segment.index])
+
+    def _revoke(self, generation: int, stamp: int, tried: Iterable[int]) -> None:
+        """Records of a block that is not here may be on the medium."""
+        self.placer.stamp = max(self.placer.stamp, stamp)
+        self._index.bury_remains(generation, stamp, tried)
 
     def _finish(self, request: Request) -> None:
         if isinstance(request, DataRequest):
             generation = request.meta.generation
-            written = request.error is None
-            if request.replaces is None and written:
-                self._index.add_block(generation, tuple(request.parts))
-            elif request.replaces is not None and generation in self._index:
-                if written:
-                    self._index.replace_part(generation, request.replaces, tuple(request.parts))
-                else:
-                    self._index.add_holders(generation, request.tried)
-            else:  # failed, or dropped while it was carried over; yet it may be on the medium
-                self.placer.stamp = max(self.placer.stamp, request.stamp)
-                self._index.bury_remains(generation, request.stamp, request.tried)
+            parts = tuple(request.parts)
+            if request.replaces is not None:
+                self._finish_carried(request, request.replaces)
+            elif request.error is not None:  # yet it may be on the medium
+                if not request.unnamed:
+                    self._revoke(generation, request.stamp, request.tried)
+            elif request.unnamed:
+                self._index.add_content(generation, parts)
+            else:
+                self._index.add_block(generation, parts)
         request.finish()
+
+    def _finish_carried(self, request: DataRequest, replaced: int) -> None:
+        generation = request.meta.generation
+        if request.error is None:
+            self._index.replace_part(generation, replaced, tuple(request.parts))
+        if generation in self._index:
+            self._index.add_holders(generation, request.tried)
+        elif not request.unnamed:  # dropped meanwhile
+            self._revoke(generation, request.stamp, request.tried)
 
 
 def _merge(items: Sequence[Item], merge_bytes: int) -> list[list[Item]]:

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from ctxfs.core.meta import (
+    Alias,
     BlockMeta,
     DirectoryMeta,
     Drop,
@@ -64,6 +65,7 @@ entries: st.SearchStrategy[Entry] = st.one_of(
     st.builds(Drop, _u64, _u64),
     st.builds(MakeDirectory, directories),
     st.builds(RemoveDirectory, _u64, _u64),
+    st.builds(Alias, blocks, _u64),
 )
 
 journal_entries: st.SearchStrategy[JournalEntry] = entries | st.builds(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxfs.core.meta import BlockMeta, Entry, MakeDirectory, Put
+from ctxfs.core.meta import Alias, BlockMeta, Entry, MakeDirectory, Put
 from ctxfs.ondisk import blob, columnar, facts, ledger
 from ctxfs.ondisk.blob import BlobHeader, BlobKind
 from ctxfs.ondisk.columnar import RAGGED, Ragged, Table, make_table
@@ -115,7 +115,7 @@ def test_facts_come_back(metas: list[BlockMeta], notes: list[Entry]) -> None:
     for name in Facts.__slots__:
         assert _values(getattr(found, name)) == _values(getattr(said, name))
     columns = block_columns(found.metas)
-    puts = [entry.meta for entry in notes if isinstance(entry, Put)]
+    puts = [entry.meta for entry in notes if isinstance(entry, Put | Alias)]
     assert [columns.meta(row) for row in range(len(columns))] == [*metas, *puts]
     makes = [entry.meta for entry in notes if isinstance(entry, MakeDirectory)]
     assert [directory_of(found.makes, row) for row in range(len(found.makes))] == makes

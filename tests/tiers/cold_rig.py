@@ -10,8 +10,11 @@ from ctxfs.ondisk import segment as segment_header
 from ctxfs.ondisk.layout import SEGMENTS_OFFSET, padded
 from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered, TablePolicy
 from ctxfs.tiers.cold_buffers import Scratch
+from ctxfs.tiers.cold_log import ColdLog
+from ctxfs.tiers.cold_parts import part_data_bytes
 from ctxfs.tiers.cold_space import SegmentState
 from tests.fakes import MemoryEngine
+from tests.tiers.sharing import share
 
 SEGMENT = 128 << 10
 # A checkpoint of many pieces after every other segment, on the smallest device.
@@ -22,13 +25,21 @@ def engine(segments: int = 16, *, segment_bytes: int = SEGMENT, seed: int = 0) -
     return MemoryEngine(SEGMENTS_OFFSET + segments * segment_bytes, seed=seed)
 
 
+_COPY_SHIFT = 40
+
+
 def content(generation: int, size: int) -> bytes:
-    return random.Random(generation).randbytes(size)
+    return random.Random(_original(generation)).randbytes(size)
+
+
+def _original(generation: int) -> int:
+    """Copies of a block have its content, though not its number."""
+    return generation & (1 << _COPY_SHIFT) - 1
 
 
 def is_encoded(generation: int) -> bool:
     """Some blocks are stored as a codec would make them: other bytes, of another length."""
-    return generation % 3 == 0
+    return _original(generation) % 3 == 0
 
 
 def flipped(data: memoryview) -> bytes:
@@ -77,6 +88,8 @@ class Rig:
         self.directories: dict[int, DirectoryMeta] = {}
         self.stamp = 0
         self.number = 0
+        self.copies = 0
+        self.sizes: dict[int, int] = {}
         self.tier: ColdTier
         self.recovered: Recovered
 
@@ -156,6 +169,15 @@ class Rig:
         await self.put_again(meta(generation, self.next_stamp(), size, key))
         return generation
 
+    async def put_copy(self, generation: int) -> int:
+        """Put a block with the content of another one, which is or was there."""
+        self.copies += 1
+        copy = generation + (self.copies << _COPY_SHIFT)
+        size = self.sizes[generation]
+        self.sizes[copy] = size
+        await self.put_again(meta(copy, self.next_stamp(), size))
+        return copy
+
     async def put_again(self, block: BlockMeta) -> None:
         memory = Scratch(max(4096, padded(block.size)))
         memory.view[: block.size] = content(block.generation, block.size)
@@ -164,7 +186,10 @@ class Rig:
             memory.view[:] = flipped(memory.view)
         length = padded(max(block.size, 1) if encoded else block.size)
         self.blocks[block.generation] = block
+        self.sizes[block.generation] = block.size
         try:
+            if await share(self.tier, block, memory.view[:length]):
+                return
             await self.tier.put(block, memory.span(0, length), method=3 if encoded else 0)
         except BaseException:
             self.blocks.pop(block.generation, None)  # it may have been dropped meanwhile
@@ -205,11 +230,22 @@ class Rig:
         del self.directories[inode]
         self.tier.note(RemoveDirectory(inode, self.next_stamp()))
 
+    def _check_sharing(self, log: ColdLog) -> None:
+        """What sharing saves is what blocks would take besides; nothing is kept for none."""
+        index = log.index
+        contents = index.contents().tolist()
+        data = {each: sum(map(part_data_bytes, index.own_parts(each))) for each in contents}
+        users = [index.content(each) for each in self.blocks if each in index]
+        assert set(users) == set(contents)
+        assert index.saved_bytes == sum(data[each] for each in users) - sum(data.values())
+        assert len(index) == len(users)
+
     def check_accounts(self) -> None:
         """What is counted is what is there."""
         for log in self.tier._logs:
             space = log.space
             assert space.live_bytes == sum(segment.live_bytes for segment in space.segments)
+            self._check_sharing(log)
             assert all(segment.live_bytes >= 0 for segment in space.segments)
             assert space.claimed_bytes == 0
             assert all(segment.readers == 0 for segment in space.segments)

@@ -19,6 +19,7 @@ from ctxfs.tiers.cold_buffers import Scratch
 from tests.tiers.cold_rig import OFTEN, SEGMENT
 from tests.tiers.promises import Histories
 from tests.tiers.recording import Cut, RecordingEngine, Trace, images_after
+from tests.tiers.sharing import share
 
 T = TypeVar("T")
 
@@ -107,19 +108,22 @@ class Life:
 
     # -- what a store does
 
-    def new_block(self, size: int, key: bytes | None = None) -> BlockMeta:
+    def new_block(
+        self, size: int, key: bytes | None = None, *, like: BlockMeta | None = None
+    ) -> BlockMeta:
+        """`like`: a block whose content it has."""
         self.number += 1
         self.births += 1
         meta = BlockMeta(
             generation=self.number,
             stamp=0,
             key=b"block/%d" % self.births if key is None else key,
-            size=size,
+            size=size if like is None else like.size,
             digest=b"",
             mode=0o644,
             uid=1,
             gid=2,
-            created_ns=self.births,
+            created_ns=self.births if like is None else like.created_ns,
             mtime_ns=2,
             atime_ns=3,
         )
@@ -135,7 +139,8 @@ class Life:
         self.blocks.of(generation).busy += 1
         self.live[generation] = meta
         try:
-            await self.tier.put(meta, memory.span(0, padded(meta.size)))
+            if not await share(self.tier, meta, memory.view[: padded(meta.size)]):
+                await self.tier.put(meta, memory.span(0, padded(meta.size)))
         except (TierFull, DeviceError):
             self.live.pop(generation, None)
             self.blocks.say(generation, None, self.trace.now)

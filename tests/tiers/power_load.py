@@ -27,6 +27,7 @@ class Load:
         self._moves: dict[Callable[[], Awaitable[None]], int] = {
             self.put: 10,
             self.put_again: 2,
+            self.put_copy: 5,
             self.put_several: 4,
             self.replace: 3,
             self.change: 5,
@@ -94,6 +95,20 @@ class Load:
             block = next(version for version in reversed(versions) if version is not None)
             if all(other.key != block.key for other in self._life.live.values()):
                 await self._put(replace(block, expires_ns=self._dice.randrange(1000)))
+
+    async def put_copy(self) -> None:
+        """The content of a block that is there, or was, once more or a few times."""
+        like = self._any()
+        gone = self._life.blocks.gone()
+        if gone and (like is None or self._dice.random() < 0.2):
+            versions = self._life.blocks.ever(self._dice.choice(gone))
+            like = next(version for version in reversed(versions) if version is not None)
+        if like is None:
+            return
+        for _ in range(self._dice.choice((1, 1, 1, 4))):
+            await self._put(self._life.new_block(0, like=like))
+        if self._dice.random() < 0.5 and like.generation in self._life.live:
+            self._life.drop(like.generation)
 
     async def put_several(self) -> None:
         async with trio.open_nursery() as nursery:

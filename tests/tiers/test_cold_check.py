@@ -62,13 +62,15 @@ class PlainRig(Rig):
         return super().next_number() if is_encoded(number) else number
 
 
-async def used_rig(*, segments: int = 24, tables: bool = True) -> Rig:
-    """A device on which everything happened, closed cleanly."""
+async def used_rig(*, segments: int = 24, tables: bool = True, shared: bool = False) -> Rig:
+    """A device on which everything happened, closed cleanly. `shared`: blocks share contents."""
     rig = PlainRig(engine(segments), tables=OFTEN if tables else None)
     await rig.open()
     made: list[int] = []
     for number in range(60):
         made.append(await rig.put((number * 7919) % (SEGMENT // 2)))
+        if shared and number % 4 == 1:
+            await rig.put_copy(made[-1])
         if number % 3 == 2:
             rig.drop(made[-2])
         if number % 5 == 0:
@@ -93,20 +95,23 @@ def flip(device: MemoryEngine, offset: int, bit: int = 0) -> None:
     device.medium[offset] ^= 1 << bit
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("tables", [True, False])
-async def test_a_device_that_was_closed_cleanly_has_no_faults(tables: bool) -> None:
-    rig = await used_rig(tables=tables)
+async def test_a_device_that_was_closed_cleanly_has_no_faults(tables: bool, shared: bool) -> None:
+    rig = await used_rig(tables=tables, shared=shared)
     found = await run_check(*rig.engines)
     assert found.faults == []
     (report,) = found.checked.reports
     assert report.clean
     assert report.blocks == len(rig.blocks)
+    assert bool(report.aliases) == shared
     assert report.content_bytes == sum(each.size for each in rig.blocks.values())
     assert report.blocks_read == report.blocks
 
 
-async def test_room_is_counted_as_the_daemon_counts_it() -> None:
-    rig = await used_rig()
+@pytest.mark.parametrize("shared", [True, False])
+async def test_room_is_counted_as_the_daemon_counts_it(shared: bool) -> None:
+    rig = await used_rig(segments=32, shared=shared)
     found = await run_check(*rig.engines)
     (report,) = found.checked.reports
     rig.engines = [each.reopen() for each in rig.engines]
@@ -477,6 +482,36 @@ async def encoded_rig(keys: KeyRing | None) -> tuple[Rig, list[int]]:
 
 def key_ring(id: bytes, byte: int = 7) -> KeyRing:
     return KeyRing([Key(id, bytes([byte]) * 32)], lambda length: bytes(range(length)))
+
+
+@pytest.mark.parametrize("keys", [None, key_ring(b"a")])
+async def test_shared_contents_are_decoded_as_whom_they_were_made_for(keys: KeyRing | None) -> None:
+    rig, made = await encoded_rig(keys)
+    rig.engines = [each.reopen() for each in rig.engines]
+    await rig.open()
+    copy = replace(rig.blocks[made[0]], generation=99, key=b"copy", stamp=rig.next_stamp())
+    twin = rig.tier.twin(copy)
+    assert twin is not None
+    with twin.held():
+        await rig.tier.put_alias(copy, twin)
+    rig.drop(made[0])
+    await rig.tier.close()
+    found = await run_check(*rig.engines, keys=keys)
+    assert found.faults == []
+    assert found.checked.reports[0].aliases == 1
+
+
+async def test_a_shared_content_that_is_damaged_is_told_of_all_who_share_it() -> None:
+    rig = PlainRig(engine(24))
+    await rig.open()
+    first = await rig.put(9000)
+    copies = {await rig.put_copy(first) for _ in range(2)}
+    rig.drop(first)
+    await rig.tier.close()
+    (device,) = rig.engines
+    flip(device, device.medium.find(content(first, 9000)[:4096]))
+    found = await run_check(device)
+    assert {fault.generation for fault in found.of(FaultKind.CONTENT)} == copies
 
 
 @pytest.mark.parametrize("keys", [None, key_ring(b"a")])

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxfs.core.meta import Drop, MakeDirectory, Put, RemoveDirectory
+from ctxfs.core.meta import Alias, Drop, MakeDirectory, Put, RemoveDirectory
 from ctxfs.ondisk.columnar import Ragged, Table
 from ctxfs.ondisk.facts import HOME_SHIFT, IN_DATA, NOWHERE, Facts, FactsBuilder
 from ctxfs.ondisk.record import RecordHeader, RecordKind
@@ -27,7 +27,7 @@ def _facts(seed: int, segment: int, stamp: int = 0) -> Facts:
     for _ in range(chance.randrange(12)):
         stamp += chance.randrange(3)
         number = chance.randrange(1, 12)
-        match chance.randrange(6):
+        match chance.randrange(7):
             case 0 | 1:
                 part = pack_part(segment, position, 4096, 4096)
                 header = RecordHeader(
@@ -38,8 +38,10 @@ def _facts(seed: int, segment: int, stamp: int = 0) -> Facts:
             case 2:
                 builder.add_note(stamp, Put(meta(number, stamp, 100)), 90)
             case 3:
-                builder.add_note(stamp, Drop(number, stamp), 17)
+                builder.add_note(stamp, Alias(meta(number, stamp, 100), number + 1), 100)
             case 4:
+                builder.add_note(stamp, Drop(number, stamp), 17)
+            case 5:
                 builder.add_note(stamp, MakeDirectory(directory(number, stamp)), 60)
             case _:
                 builder.add_note(stamp, RemoveDirectory(number, stamp), 17)
@@ -116,7 +118,9 @@ def test_pruning_loses_no_note_that_is_there_and_no_attributes_of_a_record(
     whole = cold_facts.restrict(cold_facts.merge(several), present)
     pruned = cold_facts.prune(whole)
     assert _rows(pruned.parts) == _rows(whole.parts)
+    assert _rows(pruned.aliases) == _rows(whole.aliases)
     recorded = set(whole.parts.array("generation").tolist())
+    recorded |= set(whole.aliases.array("generation").tolist())
     for before, after, column in (
         (whole.metas, pruned.metas, "generation"),
         (whole.drops, pruned.drops, "number"),

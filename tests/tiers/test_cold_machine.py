@@ -92,6 +92,17 @@ class ColdMachine(RuleBasedStateMachine):
         with contextlib.suppress(TierFull, DeviceError):
             self.run(self._put, replace(block, expires_ns=deadline))
 
+    @precondition(lambda self: self.sizes)
+    @rule(there=st.booleans())
+    def put_copy(self, there: bool) -> None:
+        """The content of a block that is there, or was, under another name."""
+        chosen = self._pick() if there and self.rig.blocks else self.random.choice([*self.sizes])
+        self.rig.copies += 1
+        generation = chosen + (self.rig.copies << 40)
+        block = meta(generation, self.rig.next_stamp(), self.sizes[chosen])
+        with contextlib.suppress(TierFull, DeviceError):
+            self.run(self._put, block)
+
     def _absent(self) -> list[int]:
         return sorted(set(self.sizes) - set(self.rig.blocks))
 

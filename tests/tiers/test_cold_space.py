@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxfs.ondisk.layout import choose_geometry
+from ctxfs.tiers.cold_found import FoundPart, tile
 from ctxfs.tiers.cold_parts import (
     METHOD_MAX,
     pack_part,
@@ -15,7 +16,6 @@ from ctxfs.tiers.cold_parts import (
     part_record_bytes,
     part_segment,
 )
-from ctxfs.tiers.cold_replay import FoundPart, tile
 from ctxfs.tiers.cold_space import Segment, SegmentState, Space, choose_victims
 
 
