@@ -10,7 +10,7 @@ from ctxfs.config import COLD_BYTES_MIN, ClusterConfig, ColdConfig, Config
 from ctxfs.device import nvmedrive, shm
 from ctxfs.errors import ConfigError
 from ctxfs.units import format_size
-from mountd import channels, mounts
+from mountd import channels, drained, mounts
 from mountd.keyring import key_ring
 from mountd.memberfile import own_name
 from mountd.options import may_allow_other
@@ -81,7 +81,7 @@ def problems(config: Config, *, mounted: bool = False) -> list[str]:
         found += _cluster(config.cluster)
     if config.log.file is not None:
         found += _log_file(config.log.file)
-    for device in config.cold:
+    for device in drained.present(config.cold, config.state):
         found += _cold(device, config.state)
     return found
 

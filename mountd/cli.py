@@ -16,7 +16,18 @@ import ctxfs
 from ctxfs.config import Channel, Config, LogFormat, LogLevel, Override, load
 from ctxfs.errors import ConfigError, CtxfsError
 from ctxfs.units import format_size
-from mountd import background, channels, check, child, logs, parent, replace, statedir, systemd
+from mountd import (
+    background,
+    channels,
+    check,
+    child,
+    drained,
+    logs,
+    parent,
+    replace,
+    statedir,
+    systemd,
+)
 from mountd.options import parse_options
 from mountd.values import split_device
 
@@ -239,8 +250,9 @@ def describe(config: Config) -> str:
     """The line that says the mount answers."""
     cold = "no cold tier"
     if config.cold:
-        devices = "1 device" if len(config.cold) == 1 else f"{len(config.cold)} devices"
-        size = sum(check.cold_bytes(device) for device in config.cold)
+        used = drained.present(config.cold, config.state)
+        devices = "1 device" if len(used) == 1 else f"{len(used)} devices"
+        size = sum(check.cold_bytes(device) for device in used)
         cold = f"cold {format_size(size)} on {devices}"
     channel = channels.choose(config.mount.channel).name
     hot = format_size(config.hot.size_bytes)

@@ -224,7 +224,7 @@ class DeviceControl:
         if drain.leaving.state is not LeavingState.DRAINED:
             return  # said by the drain itself; the device's state tells
         await self._devices.close(path)
-        self._devices.remember(gone=path)
+        self._devices.was_drained(path)
 
     # -- grow
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ctxfs.device.blockfile import OpenedDevice, open_engine
 from ctxfs.errors import DeviceBusy
 from ctxfs.settings import ColdConfig
 from ctxfs.tiers.cold import ColdDevice
+from mountd import drained
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,14 @@ class Devices:
             log.warning("%s: no io_uring (%s); reads and writes use threads",
                         path, opened.why_not_uring)  # fmt: skip
         return ColdDevice(path, opened.engine, config.format, size_bytes=config.size_bytes)
+
+    async def open_all(self, cold: Sequence[ColdConfig]) -> list[ColdDevice]:
+        """Open what is configured, but for what was drained and is not here any more."""
+        state = self._list.parent
+        drained.say_what_is_gone(cold, state)
+        opened = [await self.open(each) for each in drained.present(cold, state)]
+        drained.forget(state, configured=[str(each.path) for each in cold], used=self._running)
+        return opened
 
     async def _run(
         self, running: _Running, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -121,17 +129,12 @@ class Devices:
         paths = sorted({*self._running, *before} - {gone})
         if paths == before:
             return
-        fresh = self._list.with_suffix(".new")
-        try:
-            fresh.touch(mode=0o600)
-            fresh.write_text(json.dumps(paths) + "\n")
-            fresh.replace(self._list)
-        except OSError as error:
-            log.warning("%s cannot be written: %s", self._list, error.strerror)
+        drained.write_paths(self._list, paths)
+
+    def was_drained(self, path: str) -> None:
+        """It is empty, and nobody will miss it."""
+        self.remember(gone=path)
+        drained.add(path, self._list.parent)
 
     def _remembered(self) -> list[str]:
-        try:
-            found = json.loads(self._list.read_bytes())
-        except (OSError, ValueError):
-            return []
-        return [path for path in found if isinstance(path, str)] if isinstance(found, list) else []
+        return drained.read_paths(self._list)

@@ -388,11 +388,11 @@ async def _assemble(
     found: Recovered | None = None
     if config.cold:
         cold = await ColdTier.open(
-            [await devices.open(each) for each in config.cold],
+            await devices.open_all(config.cold),
             describe=describe,
             describe_directory=describe_directory,
         )
-        found = await cold.recover()
+        found = await cold.recover(missing=devices.look_for_missing())
     catalog = Catalog(clock, hot, cold, events, Counters(), warm)
     catalog.default_ttl_ns = config.defaults.ttl_ns or 0
     cluster = _membership(config, hot, cold)

@@ -289,6 +289,7 @@ class Catalog:
         shadow = self.shadows.get(block.generation)
         if shadow is None or self.cold is None:
             return
+        self.cold.leaves_name(shadow.generation, shadow.key)
         shadow = replace(shadow, key=self.names.key_of(block), stamp=self.new_stamp())
         self.shadows[block.generation] = self._shadow_metas[shadow.generation] = shadow
         self.cold.note(Put(shadow))
@@ -400,6 +401,8 @@ class Catalog:
         place, was_at = (directory, name), (block.directory, block.name)
         if self.versions is not None:
             self._new_content(block, self.names.find(directory, name))
+        if self.cold is not None and was_at != place:
+            self.cold.leaves_name(block.generation, self.names.key_of(block))
         old = self.names.publish(block, directory, name)
         block.ctime_ns = now.wall_ns
         if was_published and was_at != place:

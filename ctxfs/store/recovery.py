@@ -263,6 +263,8 @@ def _overlay_blocks(
         if known is None or known.stamp < meta.stamp:
             believed.set(meta)
             if known is not None and catalog.cold is not None:
+                if known.key != meta.key:
+                    catalog.cold.leaves_name(generation, known.key)
                 catalog.cold.note(Put(meta))
 
 

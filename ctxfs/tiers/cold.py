@@ -15,7 +15,15 @@ import trio
 
 from ctxfs.core.columns import U64, BlockColumns
 from ctxfs.core.contentindex import ContentIndex
-from ctxfs.core.meta import BlockMeta, DirectoryMeta, Drop, Entry, MakeDirectory, Put
+from ctxfs.core.meta import (
+    BlockMeta,
+    DirectoryMeta,
+    Drop,
+    Entry,
+    MakeDirectory,
+    Put,
+    RemoveDirectory,
+)
 from ctxfs.device.engine import Span
 from ctxfs.device.mapping import zero
 from ctxfs.errors import (
@@ -31,8 +39,11 @@ from ctxfs.ondisk.facts import block_columns
 from ctxfs.ondisk.layout import padded
 from ctxfs.tiers.cold_buffers import slice_span
 from ctxfs.tiers.cold_doubles import drop_doubles, drop_superseded
+from ctxfs.tiers.cold_elsewhere import Elsewhere
+from ctxfs.tiers.cold_errands import gone_meta
 from ctxfs.tiers.cold_leaving import Leaving, LeavingState
 from ctxfs.tiers.cold_log import ColdLog, ColdStatistics
+from ctxfs.tiers.cold_names import LeftNames
 from ctxfs.tiers.cold_reclaim import Describe
 from ctxfs.tiers.cold_replay import Contents
 from ctxfs.tiers.cold_tables import TablePolicy
@@ -87,6 +98,9 @@ class ColdTier:
         self._logs = list(logs)
         self._tables = tables
         self._describe = describe
+        self._names = describe.names
+        self._missing = False  # a device is not here since the start
+        self._owed: dict[int, int] = {}  # see `_hand_over`
         self._putting: dict[int, _Putting] = {}
         self._drained: dict[str, ColdStatistics] = {}  # by path: devices that went, as they were
         self._drained_written_bytes = 0
@@ -110,24 +124,27 @@ class ColdTier:
 
         Raises ConfigError, ForeignSignature among them, and DeviceError.
         """
-        asked = Describe(describe, describe_directory)
+        asked = Describe(describe, describe_directory, LeftNames(describe))
         policy = tables or TablePolicy()
         logs = [ColdLog(each, await open_volume(each), asked, policy) for each in devices]
         return cls(logs, asked, policy)
 
-    async def recover(self) -> Recovered:
-        """Find what is on the devices. One that cannot be recovered is left out, as lost."""
+    async def recover(self, *, missing: bool = False) -> Recovered:
+        """Find what is on the devices. One that cannot be recovered is left out, as lost.
+
+        `missing`: others are not even configured, and may be back.
+        """
         found: list[tuple[ColdLog, Contents]] = []
         directories: dict[int, DirectoryMeta] = {}
         dropped: list[int] = []
         number = stamp = records = torn = corrupt = 0
-        left_out = False
+        elsewhere = Elsewhere()
         for log in self._logs:
             try:
                 contents, facts, counts = await log.recover()
             except DeviceError as error:
                 _logger.error("%s is left out: %s", log.path, error)
-                left_out = True
+                missing = True
                 continue
             number = max(number, facts.highest_number)
             stamp = max(stamp, facts.highest_stamp)
@@ -136,18 +153,21 @@ class ColdTier:
             corrupt += counts.corrupt + counts.unreadable
             dropped += contents.incomplete
             found.append((log, contents))
+            elsewhere.add(log.index, facts, contents.metas)
             for directory in contents.directories.values():
                 known = directories.get(directory.inode)
                 if known is None or known.stamp < directory.stamp:
                     directories[directory.inode] = directory
         metas = drop_doubles([(contents.metas, log.drop) for log, contents in found])
+        metas = elsewhere.settle(metas, directories, self.note, self.drop, hold=missing)
         winners, losers = drop_superseded(metas, self.drop)
         columns = await trio.to_thread.run_sync(block_columns, winners)
         await trio.to_thread.run_sync(
             load_contents, self._contents, [(log.index, contents.metas) for log, contents in found]
         )
         live = set(columns.generation[np.isin(columns.generation, dropped)].tolist())
-        if left_out:  # when it is back, none of its blocks may be taken for one made meanwhile
+        self._missing = missing
+        if missing:  # when it is back, none of its blocks may be taken for one made meanwhile
             number += _SKIPPED
             stamp += _SKIPPED
         for log in self._logs:
@@ -193,6 +213,7 @@ class ColdTier:
         """Write a block that nobody else is putting; what is said of it meanwhile comes after."""
         with self._being_put(meta) as landed:
             log = self._choose(meta)
+            await log.bring(self._names.needed_before(meta))
             await log.put(meta, data, method=method)
             self._contents.put(meta.digest, meta.size, meta.generation)
             landed(log)
@@ -209,6 +230,7 @@ class ColdTier:
                 log.drop(generation, putting.dropped_stamp)
             elif putting.newest is not meta:
                 log.note(Put(putting.newest))
+                self._names.say(generation)
 
         try:
             yield landed
@@ -243,6 +265,7 @@ class ColdTier:
             self.note(Put(meta))
             return
         with self._being_put(meta) as landed:
+            await twin.log.bring(self._names.needed_before(meta))
             await twin.log.put_alias(meta, twin.content)
             landed(twin.log)
 
@@ -317,8 +340,17 @@ class ColdTier:
         putting = self._putting.get(generation)
         if putting is not None:
             putting.dropped_stamp = stamp
+        self._names.forget(generation)
         for log in self._homes(generation):
             log.drop(generation, stamp)
+
+    def leaves_name(self, generation: int, name: bytes) -> None:
+        """A block has, or is about to have, another name than this; said before that is noted.
+
+        So that a power cut never finds this name taken by another block, and this block gone.
+        """
+        if generation in self._putting or self.holds(generation):
+            self._names.leave(generation, name)
 
     def note(self, entry: Entry) -> None:
         """Keep a change: new attributes of a block that is here, a directory, its removal.
@@ -336,20 +368,59 @@ class ColdTier:
                     log.note(entry)
             case _:
                 for log in self._logs:
+                    if isinstance(entry, RemoveDirectory) and self._may_return:
+                        log.index.hold_removal(entry.inode)
                     log.note(entry)
 
     async def sync(self, generation: int | None = None) -> None:
         """All that was put, noted and dropped before is on the medium; callers share a flush.
 
-        With a generation only its device counts. Raises DeviceError, DeviceLost, TierFull.
+        With a generation only its device counts. What is said of blocks on a device that is lost is
+        kept on the others. Raises DeviceError, TierFull; DeviceLost where no other can keep it, or
+        where something that a lost device had taken was never flushed.
         """
+        self._hand_over()
         if generation is not None:
-            for log in self._homes(generation):
-                await log.sync()
+            for log in list(self._logs):
+                if generation in log.index or generation in log.index.errands:
+                    await log.sync()
             return
         errors = await self._sync(self._logs)
         if errors:
             raise errors[0]
+
+    @property
+    def _may_return(self) -> bool:
+        """Whether there are devices that are to learn later what is said now."""
+        return self._missing or any(log.health.lost for log in self._logs)
+
+    def _hand_over(self) -> None:
+        """What waits to be noted on a lost device is noted on all others, until it is back."""
+        others = [log for log in self._logs if not log.health.lost]
+        if not others:
+            return
+        for log in self._logs:
+            if log.health.lost and log.index.pending:
+                for entry in log.index.take_pending():
+                    self._note_elsewhere(entry, others)
+        for generation, stamp in list(self._owed.items()):
+            if not any(generation in log.index for log in others):
+                del self._owed[generation]
+                self._note_elsewhere(Put(gone_meta(generation, stamp)), others)
+
+    def _note_elsewhere(self, entry: Entry, others: Sequence[ColdLog]) -> None:
+        match entry:
+            case Drop(generation, stamp):
+                # One that lives on another device is newer there: that waits until it is gone.
+                self._owed[generation] = stamp
+            case Put(meta):
+                for log in others:
+                    log.index.add_errand(meta, held=True)
+                    log.note(entry)
+            case RemoveDirectory(inode):
+                for log in others:
+                    log.index.hold_removal(inode)
+                    log.note(entry)
 
     async def _sync(self, logs: Sequence[ColdLog]) -> list[CtxfsError]:
         """Flush them all; returns why some could not."""
@@ -461,6 +532,7 @@ class ColdTier:
         if not source.index.is_alias_of(generation, content):
             return False
         with self._being_put(meta) as landed:
+            await target.bring(self._names.needed_before(self.describe(generation) or meta))
             await target.put_alias(self.describe(generation) or meta, content)
             landed(target)
         return True
@@ -477,6 +549,8 @@ class ColdTier:
             if directory is not None:
                 for other in others:
                     other.note(MakeDirectory(directory))
+        for entry in log.index.held_entries():
+            self._note_elsewhere(entry, [each for each in others if not each.health.lost])
         errors = await self._sync(others)
         if len(errors) == len(others):
             raise errors[0]
@@ -533,6 +607,7 @@ class ColdTier:
             with trio.move_on_after(COMMIT_SECONDS):
                 await log.pressed.wait()
             # What failed was counted and logged where it happened, and is tried again.
+            self._hand_over()
             with contextlib.suppress(DeviceError, TierFull):
                 await log.tend()
 

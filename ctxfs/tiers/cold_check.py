@@ -11,6 +11,7 @@ from ctxfs.device.engine import Engine
 from ctxfs.ondisk.columnar import Table
 from ctxfs.tiers.cold_content import ContentCheck
 from ctxfs.tiers.cold_doubles import DropBlock, drop_doubles, drop_superseded
+from ctxfs.tiers.cold_errands import Done, run_errands
 from ctxfs.tiers.cold_examine import Examination
 from ctxfs.tiers.cold_faults import DeviceReport, FaultKind, Tell
 from ctxfs.tiers.cold_parts import part_position, part_segment
@@ -120,4 +121,8 @@ def _drop_what_is_there_twice(devices: Sequence[Examination]) -> Table:
         tell(device, FaultKind.KEY, "a newer block has the same key", generation, stamp)
 
     metas = drop_doubles([(each.live, dropper(each)) for each in devices])
+    done = Done()
+    metas = run_errands(metas, [errand for each in devices for errand in each.errands], done)
+    for generation, stamp in done.gone:
+        next(each for each in devices if generation in each.index).index.bury(generation, stamp)
     return drop_superseded(metas, drop_anywhere)[0]

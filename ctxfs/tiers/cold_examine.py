@@ -28,6 +28,7 @@ from ctxfs.ondisk.superblock import SUPERBLOCK_OFFSETS, Superblock
 from ctxfs.tiers import cold_compare
 from ctxfs.tiers.cold_blobs import FoundTables, choose, read_tables
 from ctxfs.tiers.cold_buffers import Scratch
+from ctxfs.tiers.cold_errands import FoundErrand
 from ctxfs.tiers.cold_faults import DeviceReport, Fault, FaultKind, Tell
 from ctxfs.tiers.cold_index import ColdIndex
 from ctxfs.tiers.cold_scan import VERIFY_NONE
@@ -62,6 +63,7 @@ class Examination:
         self.space: Space
         self.index: ColdIndex  # empty until the verdict
         self.live: Table  # then, of what is live: rows of facts.METAS
+        self.errands: list[FoundErrand] = []
         self.damaged: list[DamagedSegment] = []
         self.chains: list[Chain] = []  # those with something that is not as it should be
         self.compared: array[int] = array("Q")  # parts that are blocks, with the right content

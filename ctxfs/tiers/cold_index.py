@@ -11,9 +11,10 @@ from typing import Final
 import numpy as np
 
 from ctxfs.core.columns import U64
-from ctxfs.core.meta import Alias, Drop, Entry, MakeDirectory, Put, RemoveDirectory
+from ctxfs.core.meta import Alias, BlockMeta, Drop, Entry, MakeDirectory, Put, RemoveDirectory
 from ctxfs.core.numbermap import NumberMap
 from ctxfs.ondisk.facts import HOME_SHIFT, NOWHERE
+from ctxfs.tiers.cold_errands import gone_stamp_of
 from ctxfs.tiers.cold_parts import (
     count_by_segment,
     data_bytes_of,
@@ -29,6 +30,7 @@ from ctxfs.tiers.cold_space import Segment, Space
 _NO_HOME: Final = -1
 _HOME_SHIFT: Final = HOME_SHIFT
 _MANY: Final = 2**64 - 1  # no part
+_ELSEWHERE: Final = -1  # no segment: a device that is lost
 _LENGTH_MASK: Final = 0xFFFF_FFFF  # of a home
 
 
@@ -56,6 +58,15 @@ class DirectoryHome:
     holders: set[int]
 
 
+@dataclass(slots=True)
+class Errand:
+    """A note about a block that lies on another device. `held`: that one is lost, or was."""
+
+    meta: BlockMeta  # as `cold_errands` has it
+    held: bool
+    home: int = _NO_HOME
+
+
 class ColdIndex:
     """Every change here is mirrored in the live bytes of the segments. No call awaits."""
 
@@ -69,6 +80,9 @@ class ColdIndex:
         self.saved_bytes = 0  # of data that would be on the medium, were nothing shared
         # Blocks whose newest attributes are in a note, not in a data record.
         self._noted: dict[int, int] = {}
+        # Those whose newest attributes a recovery found where nothing else is needed: the note
+        # that waits has to come before that place is erased.
+        self.loose: set[int] = set()
         self.graves: dict[int, Grave] = {}
         # Segments that hold data of a live block beside those its parts are in: it was carried
         # over, or written anew after a failure.
@@ -77,6 +91,8 @@ class ColdIndex:
         # Notes that wait to be written, the newest about each thing.
         self.pending: dict[tuple[type[Entry], int], Entry] = {}
         self.directory_graves: dict[int, Grave] = {}
+        # By generation: notes that are kept here until the block's own device has what they say.
+        self.errands: dict[int, Errand] = {}
 
     def __contains__(self, generation: int) -> bool:
         if generation in self._blocks:
@@ -172,10 +188,22 @@ class ColdIndex:
     def _rise(self, generation: int) -> None:
         """It is here, though it was dropped before."""
         self.pending.pop((Drop, generation), None)
+        self._end_errand_of_new(generation)
         grave = self.graves.pop(generation, None)
         if grave is not None:
             self._leave(grave.home)
             self.add_holders(generation, grave.holders)
+
+    def _end_errand_of_new(self, generation: int) -> None:
+        """What was said here of this block, before it came, is a note of it now, or is over."""
+        errand = self.errands.pop(generation, None)
+        if errand is None:
+            return
+        if gone_stamp_of(errand.meta):
+            self._leave(errand.home)
+            self.pending.pop((Put, generation), None)
+        elif errand.home != _NO_HOME:
+            self._noted[generation] = errand.home
 
     def claim(self, content: int) -> bool:
         """Keep a content until `disclaim`, whoever drops it. False where it is not here."""
@@ -244,6 +272,11 @@ class ColdIndex:
         self.space.segments[home >> _HOME_SHIFT].remember_note(Put, generation)
         self._noted[generation] = self._arrive(home)
 
+    def load_loose(self, meta: BlockMeta) -> None:
+        """The newest attributes of this block are in a record that nothing else is needed of."""
+        self.loose.add(meta.generation)
+        self.queue(Put(meta))
+
     def load_grave(self, generation: int, grave: Grave, home: int) -> None:
         """A block that was dropped; its Drop is at `home`, or is to be written again."""
         self.graves[generation] = grave
@@ -281,6 +314,7 @@ class ColdIndex:
             self.space.add_live(part_segment(part), part_record_bytes(part))
         if generation not in self.sharing.unnamed:
             # What was carried has the newest attributes in it: the note, if any, is not needed.
+            self.loose.discard(generation)
             self._leave(self._noted.pop(generation, _NO_HOME))
         self.add_holders(generation, [part_segment(old)])
         return True
@@ -290,6 +324,7 @@ class ColdIndex:
         where it is not here."""
         if generation not in self:
             return False
+        self.loose.discard(generation)
         holders = {part_segment(part) for part in self.own_parts(generation)}
         holders.update(self._older.pop(generation, ()))
         if generation in self.sharing:
@@ -351,6 +386,61 @@ class ColdIndex:
         self.pending.clear()
         return taken
 
+    # -- errands
+
+    def add_errand(self, meta: BlockMeta, *, held: bool = False) -> bool:
+        """A note about a block that is not here is to be written here.
+
+        False where it is here, or one is already. `held`: it stays until the next start.
+        """
+        generation = meta.generation
+        if generation in self:
+            return False
+        errand = self.errands.get(generation)
+        if errand is None:
+            self.errands[generation] = Errand(meta, held)
+            return True
+        errand.held |= held
+        if errand.meta.stamp < meta.stamp:
+            errand.meta = meta
+        return False
+
+    def load_errand(self, meta: BlockMeta, home: int) -> None:
+        """One that was found here, and is held."""
+        self.space.segments[home >> _HOME_SHIFT].remember_note(Put, meta.generation)
+        self.errands[meta.generation] = Errand(meta, True, self._arrive(home))
+
+    def end_errand(self, generation: int) -> None:
+        """Its block's own device has what it says; one that is held stays."""
+        errand = self.errands.get(generation)
+        if errand is not None and not errand.held:
+            self._leave(errand.home)
+            del self.errands[generation]
+
+    def held_entries(self) -> list[Entry]:
+        """All that is kept here for devices that are lost."""
+        puts = [Put(errand.meta) for errand in self.errands.values() if errand.held]
+        graves = self.directory_graves.items()
+        removed = [inode for inode, grave in graves if _ELSEWHERE in grave.holders]
+        return [*puts, *(RemoveDirectory(inode, 0) for inode in removed)]
+
+    def hold_removal(self, inode: int) -> None:
+        """The removal of this directory is to be kept here: a device that is lost may have it."""
+        grave = self.directory_graves.get(inode)
+        if grave is not None:
+            grave.holders = (*grave.holders, _ELSEWHERE)
+            return
+        directory = self.directories.setdefault(inode, DirectoryHome(_NO_HOME, set()))
+        directory.holders.add(_ELSEWHERE)
+
+    def load_removal(self, inode: int, home: int) -> None:
+        """One that was found here, and is held."""
+        self.hold_removal(inode)
+        if inode not in self.directory_graves:
+            del self.directories[inode]
+            self.space.segments[home >> _HOME_SHIFT].remember_note(RemoveDirectory, inode)
+            self.directory_graves[inode] = Grave(0, (_ELSEWHERE,), self._arrive(home))
+
     def put_back(self, entries: Iterable[Entry]) -> None:
         """They could not be written, and wait again, but for what has a newer one waiting."""
         newer = self.pending
@@ -365,7 +455,7 @@ class ColdIndex:
         """Whether this, still to be written, says something about what is on the medium."""
         match entry:
             case Put(meta):
-                return meta.generation in self
+                return meta.generation in self or meta.generation in self.errands
             case Alias(meta):
                 return meta.generation in self.sharing
             case Drop(generation):
@@ -381,10 +471,16 @@ class ColdIndex:
         match entry:
             case Put(meta):
                 segment.remember_note(Put, meta.generation)
+                self.loose.discard(meta.generation)
                 if meta.generation in self:
                     self._leave(self._noted.get(meta.generation, _NO_HOME))
                     self._noted[meta.generation] = self._arrive(home)
+                elif meta.generation in self.errands:
+                    errand = self.errands[meta.generation]
+                    self._leave(errand.home)
+                    errand.home = self._arrive(home)
             case Alias(meta):
+                self.loose.discard(meta.generation)
                 segment.remember_note(Alias, meta.generation)
                 self._move_alias(entry, home)
             case Drop(generation):
@@ -467,10 +563,12 @@ class ColdIndex:
 
     def _is_home(self, kind: type[Entry], number: int, index: int) -> bool:
         if kind is Put:
-            return self._noted.get(number, _NO_HOME) >> _HOME_SHIFT == index
+            errand = self.errands.get(number)
+            home = self._noted.get(number, _NO_HOME) if errand is None else errand.home
+            return home >> _HOME_SHIFT == index
         if kind is Alias:
-            home = self.sharing.home(number)
-            return home is not None and home >> _HOME_SHIFT == index
+            noted = self.sharing.home(number)
+            return noted is not None and noted >> _HOME_SHIFT == index
         if kind is MakeDirectory:
             directory = self.directories.get(number)
             return directory is not None and directory.home >> _HOME_SHIFT == index
@@ -494,6 +592,9 @@ class ColdIndex:
         for generation in set(segment.notes.get(Put, ())):
             if self._noted.get(generation, _NO_HOME) >> _HOME_SHIFT == index:
                 self._leave(self._noted.pop(generation))
+            errand = self.errands.get(generation)
+            if errand is not None and errand.home >> _HOME_SHIFT == index:
+                self._leave(self.errands.pop(generation).home)  # its block is gone
         for inode in set(segment.notes.get(MakeDirectory, ())):
             self._close_grave(self.directory_graves, inode, index)
             directory = self.directories.get(inode)

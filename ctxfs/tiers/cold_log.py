@@ -1,5 +1,7 @@
 """One cold device: a log of records in segments, from opening to closing."""
 
+from collections import deque
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,11 +20,12 @@ from ctxfs.tiers.cold_buffers import Scratch
 from ctxfs.tiers.cold_health import Health
 from ctxfs.tiers.cold_index import ColdIndex
 from ctxfs.tiers.cold_leaving import Leaving
+from ctxfs.tiers.cold_names import tangle_requests
 from ctxfs.tiers.cold_reader import ColdReader
 from ctxfs.tiers.cold_reclaim import Describe, Reclaimer
 from ctxfs.tiers.cold_recovery import read_device
 from ctxfs.tiers.cold_replay import Contents, settle
-from ctxfs.tiers.cold_requests import block_request, check_frame, note_request
+from ctxfs.tiers.cold_requests import NoteRequest, block_request, check_frame, note_request
 from ctxfs.tiers.cold_scan import VERIFY_NONE, ScanCounts
 from ctxfs.tiers.cold_space import FLOOR_WRITE, Space
 from ctxfs.tiers.cold_tables import TablePolicy, Tables
@@ -77,6 +80,7 @@ class ColdLog:
         self.health = Health(device.path)
         self._engine = device.engine
         self._volume = volume
+        self._describe = describe
         found = volume.current
         self.space = Space(found.geometry)
         self.index = ColdIndex(self.space)
@@ -206,13 +210,27 @@ class ColdLog:
                 self.see_stamp(meta.stamp)
             case _:
                 self.see_stamp(entry.stamp)
-        if not self.health.lost:
-            self.index.queue(entry)
+        self.index.queue(entry)
+
+    async def bring(self, metas: Sequence[BlockMeta]) -> None:
+        """Have these attributes on this medium, wherever the blocks are. Raises DeviceError,
+        TierFull."""
+        if metas:
+            for meta in metas:
+                if self.index.add_errand(meta):
+                    self._describe.names.bear(meta.generation, self.index)
+                self.note(Put(meta))
+            await self.sync()
 
     async def sync(self) -> None:
-        """Everything put, noted and dropped before is on the medium. Raises DeviceError."""
+        """Everything put, noted and dropped before is on the medium. Raises DeviceError, TierFull.
+
+        DeviceLost where something waits that other devices have not taken over.
+        """
+        leavers = self._describe.names.leavers_in(self.index)
         await self._commit()
         await self._flush()
+        self._describe.names.settle(leavers)
 
     async def sync_recovered(self) -> None:
         """What recovery has dropped is gone for good. Raises DeviceError, TierFull.
@@ -228,24 +246,40 @@ class ColdLog:
             entries = self.index.take_pending()
             if not entries or self.retired:
                 return
-            self.health.check_present()
-            request = note_request(entries)
-            cost = 2 * padded(sum(map(len, request.frames))) + 4 * ALIGN_BYTES
+            left = self._requests(entries)
+            cost = sum(_note_cost(request) for request, _ in left)
             self.space.claimed_bytes += cost
-            written = False
             try:
+                self.health.check_present()
                 if reclaim:
                     await self._make_ready(blocks=False)
                 elif self.space.ready_bytes(FLOOR_WRITE) < 0:
                     raise TierFull(f"{self.path}: no room for notes without reclaiming")
-                await self._writer.submit([request])
-                written = request.error is None
+                await self._write_notes(left)
             finally:
                 self.space.claimed_bytes -= cost
-                if not written:
-                    self.index.put_back(entries)
+                self.index.put_back(entry for request, _ in left for entry in request.entries)
+
+    def _requests(self, entries: Sequence[Entry]) -> deque[tuple[NoteRequest, bool]]:
+        """What to write of these, and whether a flush must come before what follows."""
+        names = self._describe.names
+        groups = names.tangles(entry.meta for entry in entries if isinstance(entry, Put))
+        tangled = {meta.generation for group in groups for meta in group}
+        plain = [each for each in entries if not _is_put_of(each, tangled)]
+        requests = deque([(note_request(plain), False)] if plain else [])
+        requests.extend(tangle_requests(names, groups, self.index))
+        return requests
+
+    async def _write_notes(self, left: deque[tuple[NoteRequest, bool]]) -> None:
+        """Write these, and take them away where they are written. Raises DeviceError, TierFull."""
+        while left:
+            request, flush = left[0]
+            await self._writer.submit([request])
             if request.error is not None:
                 raise request.error
+            left.popleft()
+            if flush:
+                await self._flush()
 
     async def _flush(self) -> None:
         """What is written is on the medium; whoever comes meanwhile shares the next flush."""
@@ -428,3 +462,13 @@ class ColdLog:
                 raise
         for sequence in cut:
             del broken[sequence]
+
+
+def _note_cost(request: NoteRequest) -> int:
+    """The most that its records can take, with the ends of segments that they leave unused."""
+    length = padded(sum(map(len, request.frames)))
+    return (3 if request.whole else 2) * length + 4 * ALIGN_BYTES
+
+
+def _is_put_of(entry: Entry, generations: Container[int]) -> bool:
+    return isinstance(entry, Put) and entry.meta.generation in generations

@@ -132,9 +132,11 @@ class Placer:
         while request.next < len(frames):
             if not batch.takes(longest):
                 return
-            least = header_bytes_for(len(frames[request.next]))
+            first = frames if request.whole else frames[request.next : request.next + 1]
+            least = header_bytes_for(sum(map(len, first)))
             segment = self._segment_with(least, request.floor, batch)
-            count = take_frames(frames, request.next, min(self._space.rest_bytes, longest))
+            room = min(self._space.rest_bytes, longest)
+            count = len(first) if request.whole else take_frames(frames, request.next, room)
             taken = range(request.next, request.next + count)
             data = b"".join(frames[at] for at in taken)
             header = RecordHeader(

@@ -1,8 +1,9 @@
 """Making segments free: what is live in a victim is carried over, then the victim is erased."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 import trio
@@ -24,7 +25,8 @@ from ctxfs.ondisk.layout import ALIGN_BYTES
 from ctxfs.ondisk.record import Place
 from ctxfs.tiers.cold_buffers import Scratch
 from ctxfs.tiers.cold_health import Health
-from ctxfs.tiers.cold_index import ColdIndex
+from ctxfs.tiers.cold_index import ColdIndex, Grave
+from ctxfs.tiers.cold_names import LeftNames, tangle_requests
 from ctxfs.tiers.cold_parts import part_header_bytes, part_position, part_record_bytes
 from ctxfs.tiers.cold_requests import DataRequest, carried_request, note_request
 from ctxfs.tiers.cold_space import (
@@ -43,17 +45,21 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """What the store knows of what is live, now. None: it does not know of it any more."""
+    """What the store knows of what is live, now. None: it does not know of it any more.
+
+    `names`: those that blocks have left, on any device.
+    """
 
     block: Callable[[int], BlockMeta | None]
     directory: Callable[[int], DirectoryMeta | None]
+    names: LeftNames
 
 
 class Reclaimer:
     """One round at a time, on one device.
 
     Nothing in a victim is erased before the new copy of what is needed of it is on the medium, the
-    Drops of what is not needed are too, and nobody reads from it any more.
+    notes that wait of what is not needed are too, and nobody reads from it any more.
     """
 
     def __init__(
@@ -96,14 +102,21 @@ class Reclaimer:
         return []
 
     async def round(self, victims: Sequence[Segment]) -> None:
-        """Free these segments, or all that can be read of them. Raises DeviceError."""
-        for victim in victims:
+        """Free these segments, or all that can be read of them. Raises DeviceError, TierFull.
+
+        Where there is no room for the notes that must come before, one that can do without them is
+        freed in their place.
+        """
+        retiring = list(victims)
+        for victim in retiring:
             victim.state = SegmentState.RETIRING
         try:
             for victim in victims:
                 if victim.live_bytes:
                     await self._carry(victim)
-            await self._write_drops(victims)
+            if not await self._write_waiting(victims):
+                victims = [self._take_harmless(victims)]
+                retiring += victims
             await self._flush()
             done = [victim for victim in victims if not victim.unreadable or not victim.live_bytes]
             for victim in done:
@@ -112,7 +125,7 @@ class Reclaimer:
             with trio.CancelScope(shield=True):
                 await self._erase(done)
         finally:
-            for victim in victims:
+            for victim in retiring:
                 if victim.state is SegmentState.RETIRING:
                     victim.state = SegmentState.CLOSED
 
@@ -139,11 +152,28 @@ class Reclaimer:
             parts = parts[count:]
         await self._carry_notes(victim)
 
+    async def _write_tangles(self, generations: Collection[int]) -> None:
+        """These are about to be on the medium as they are now, under names that others may have
+        left; so these others come first. Nothing is awaited once all of them are there."""
+        names = self._describe.names
+        written: set[tuple[int, int]] = set()  # generation and stamp
+        while True:
+            groups = names.tangles(filter(None, map(self._describe.block, generations)))
+            left = [group for group in groups if not written.issuperset(map(_version, group))]
+            if not left:
+                return
+            for request, _ in tangle_requests(names, left, self._index, FLOOR_CARRY):
+                await self._writer.submit([request])
+                if request.error is not None:
+                    raise request.error
+                await self._flush()
+            written.update(_version(meta) for group in left for meta in group)
+
     async def _carry_parts(self, victim: Segment, parts: Sequence[tuple[int, int]]) -> None:
         length = sum(part_record_bytes(part) for _, part in parts)
         if self._memory.length_bytes < length:
             self._memory = Scratch(max(length, _CARRY_BYTES))
-        requests: list[DataRequest] = []
+        read: list[tuple[list[tuple[int, int]], int]] = []
         for run, start in _runs(parts):
             size = sum(part_record_bytes(part) for _, part in run)
             position = part_position(run[0][1])
@@ -156,6 +186,10 @@ class Reclaimer:
                     raise
                 self._give_up(victim, str(error))
                 continue
+            read.append((run, start))
+        await self._write_tangles([generation for generation, _ in parts])
+        requests: list[DataRequest] = []
+        for run, start in read:
             requests += self._requests(victim, run, start)
         if not requests:
             return
@@ -194,6 +228,8 @@ class Reclaimer:
         victim.unreadable = True
 
     async def _carry_notes(self, victim: Segment) -> None:
+        named = (victim.notes.get(kind, ()) for kind in (Put, Alias))
+        await self._write_tangles({number for numbers in named for number in numbers})
         entries: list[Entry] = []
         for kind, numbers in self._index.live_notes(victim).items():
             for number in numbers:
@@ -209,40 +245,78 @@ class Reclaimer:
         if request.error is not None:
             raise request.error
 
-    async def _write_drops(self, victims: Sequence[Segment]) -> None:
-        """Write the Drops that wait of what is dead in the victims.
+    async def _write_waiting(self, victims: Sequence[Segment]) -> bool:
+        """Write what waits of blocks that are named in the victims, where these must not go before
+        it; False where there is no room.
 
-        Else a power cut would bring back what is left of it elsewhere: an older copy, attributes
-        that were replaced, or what a Drop in a victim had killed.
+        Without its Drop a power cut would bring back what is left of a block elsewhere: an older
+        copy, attributes that were replaced, or what a Drop in a victim had killed.
         """
-        drops: list[Entry] = []
-        for generation in {number for victim in victims for number in _named_in(victim)}:
+        named = {number for victim in victims for number in _named_in(victim)}
+        await self._write_tangles(named & self._index.loose)
+        entries: list[Entry] = [Drop(number, grave.stamp) for number, grave in self._unnoted(named)]
+        entries += filter(None, [self._current_note(Put, n) for n in named & self._index.loose])
+        if not entries:
+            return True
+        request = note_request(entries, FLOOR_CARRY)
+        await self._writer.submit([request])
+        if request.error is not None and not isinstance(request.error, TierFull):
+            raise request.error
+        return request.error is None
+
+    def _unnoted(self, named: Iterable[int]) -> Iterator[tuple[int, Grave]]:
+        """What is dead of these, while the medium has no Drop of it."""
+        for generation in named:
             grave = self._index.graves.get(generation)
             if grave is not None and not grave.is_noted:
-                drops.append(Drop(generation, grave.stamp))
-        if not drops:
-            return
-        request = note_request(drops, FLOOR_CARRY)
-        await self._writer.submit([request])
-        if isinstance(request.error, TierFull):
-            # Writes failed until no segment was left; only erasing makes room, for a Drop too.
-            _logger.warning("no room for what was dropped: a power cut may bring some of it back")
-        elif request.error is not None:
-            raise request.error
+                yield generation, grave
+
+    def _take_harmless(self, victims: Sequence[Segment]) -> Segment:
+        """An empty segment that may be erased though notes wait. Raises TierFull.
+
+        Writes failed until no segment was left; only erasing makes room, for a note too. A segment
+        in which nothing was acknowledged has never counted. And where all data of a block in older
+        segments is gone, what younger ones hold of it is the newest, or not enough to be a block.
+        """
+        of_round = {victim.index for victim in victims}
+        for segment in sorted(self._space.segments, key=attrgetter("kept", "sequence")):
+            closed = segment.state is SegmentState.CLOSED or segment.index in of_round
+            if closed and not segment.live_bytes and self._is_harmless(segment):
+                segment.state = SegmentState.RETIRING
+                return segment
+        raise TierFull("no room for notes, and no segment can be erased before them")
+
+    def _is_harmless(self, segment: Segment) -> bool:
+        if not segment.kept:
+            return True
+        named = set(_named_in(segment))
+        holders = {holder for _, grave in self._unnoted(named) for holder in grave.holders}
+        is_oldest = all(self._space.segments[at].sequence >= segment.sequence for at in holders)
+        return is_oldest and not named & self._index.loose
 
     def _current_note(self, kind: type[Entry], number: int) -> Entry | None:
         if kind is Put:
             block = self._describe.block(number)
+            errand = self._index.errands.get(number)
+            if errand is not None and (block is None or block.stamp < errand.meta.stamp):
+                block = errand.meta
             return Put(block) if block is not None else None
         if kind is Alias:
             block = self._describe.block(number)
             return Alias(block, self._index.content(number)) if block is not None else None
         if kind is MakeDirectory:
             directory = self._describe.directory(number)
-            return MakeDirectory(directory) if directory is not None else None
+            if directory is not None:
+                return MakeDirectory(directory)
+            # Its removal waits to be written, and an older note of it may be elsewhere.
+            return RemoveDirectory(number, self._writer.placer.stamp + 1)
         if kind is Drop:
             return Drop(number, self._index.graves[number].stamp)
         return RemoveDirectory(number, self._index.directory_graves[number].stamp)
+
+
+def _version(meta: BlockMeta) -> tuple[int, int]:
+    return meta.generation, meta.stamp
 
 
 def _named_in(segment: Segment) -> Iterator[int]:

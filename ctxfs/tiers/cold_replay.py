@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxfs.core.columns import U64
-from ctxfs.core.meta import BlockMeta, DirectoryMeta, Drop, MakeDirectory, Put, RemoveDirectory
+from ctxfs.core.meta import BlockMeta, DirectoryMeta, Drop, MakeDirectory, RemoveDirectory
 from ctxfs.ondisk.columnar import Array, Table
 from ctxfs.ondisk.facts import (
     HOME_SHIFT,
@@ -134,7 +134,7 @@ def _settle_whole(blocks: _Blocks, at: npt.NDArray[np.intp], index: ColdIndex) -
     # The newest attributes are in a record that nothing else is needed of.
     lost = ~noted & (blocks.of_first("meta_stamp")[at] < blocks.of_meta("stamp")[at])
     for meta in _metas(blocks, at[lost]):
-        index.queue(Put(meta))
+        index.load_loose(meta)
 
 
 def _settle_dead(blocks: _Blocks, at: npt.NDArray[np.intp], index: ColdIndex) -> None:
@@ -168,7 +168,7 @@ def _settle_block(blocks: _Blocks, at: int, index: ColdIndex, incomplete: list[i
             index.load_noted(generation, home)
         elif all(part.meta_stamp < stamp for part in tiling):
             # They are in a record that nothing else is needed of.
-            index.queue(Put(_metas(blocks, np.array([at]))[0]))
+            index.load_loose(_metas(blocks, np.array([at]))[0])
         return True
     if not later:
         if blocks.dropped[at]:

@@ -79,10 +79,11 @@ class DataRequest(Request):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NoteRequest(Request):
-    """Entries without data, in any number."""
+    """Entries without data, in any number. `whole`: in one record, which can hold them."""
 
     entries: Sequence[Entry]
     frames: Sequence[bytes]
+    whole: bool = False
     next: int = 0  # the first that has no place yet
 
 

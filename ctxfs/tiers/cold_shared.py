@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ctxfs.core.columns import I64, U64
-from ctxfs.core.meta import Alias, Drop, Put
+from ctxfs.core.meta import Alias, Drop
 from ctxfs.ondisk.columnar import Array
 from ctxfs.ondisk.facts import HOME_SHIFT, IN_DATA, NOWHERE, Facts, block_columns
 from ctxfs.ondisk.record import UNNAMED
@@ -141,7 +141,7 @@ class PlainAliases:
         lost = ~noted & (said < metas.array("stamp")[rows])
         columns = block_columns(metas.take(rows[lost]))
         for row in range(len(columns)):
-            self._index.queue(Put(columns.meta(row)))
+            self._index.load_loose(columns.meta(row))
 
 
 def _taken(column: Array, rows: Array) -> Array:
@@ -279,7 +279,7 @@ class SharedBlocks:
         elif all(each < stamp for each in written):
             # They are in a record that nothing else is needed of.
             rows = np.array([found.row], np.intp)
-            self._index.queue(Put(block_columns(metas.take(rows)).meta(0)))
+            self._index.load_loose(block_columns(metas.take(rows)).meta(0))
 
     def _settle_dead(self, found: _Found, number: int, incomplete: list[int]) -> None:
         later, holders = found.later, found.holders

@@ -51,6 +51,7 @@ class Segment:
     used_bytes: int = 0  # where the next record goes
     live_bytes: int = 0  # of records and notes that are still needed
     readers: int = 0  # reads in flight: their bytes must stay what they are
+    kept: bool = False  # any of its records was acknowledged, or found by a recovery
     unreadable: bool = False  # carrying over failed: it waits until nothing in it is needed
     generations: "array[int]" = field(default_factory=lambda: array("Q"))
     notes: "dict[type[Entry], array[int]]" = field(default_factory=dict)
@@ -199,6 +200,7 @@ class Space:
         segment.state = SegmentState.TABLE if holds_tables else SegmentState.CLOSED
         segment.sequence = sequence
         segment.used_bytes = padded(used_bytes)
+        segment.kept = True
         return segment
 
     def grow(self, geometry: Geometry) -> None:

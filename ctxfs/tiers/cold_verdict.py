@@ -8,6 +8,7 @@ from ctxfs.ondisk.facts import Facts
 from ctxfs.ondisk.record import UNNAMED
 from ctxfs.ondisk.segment import SEGMENT_HEADER_BYTES
 from ctxfs.tiers import cold_compare, cold_facts
+from ctxfs.tiers.cold_errands import find_errands
 from ctxfs.tiers.cold_examine import Examination
 from ctxfs.tiers.cold_faults import FaultKind
 from ctxfs.tiers.cold_health import Health
@@ -46,6 +47,7 @@ class Verdict:
         self._drops = facts.drops
         contents = await trio.to_thread.run_sync(settle, facts, self._device.index)
         self._device.live = contents.metas
+        self._device.errands = find_errands(facts, contents.metas)
         for generation in contents.incomplete:
             self._tell_incomplete(generation, facts)
         for chain in sorted(self._device.chains, key=lambda each: each.index):

@@ -179,6 +179,7 @@ class ColdWriter:
         for item in batch.items:
             failure = self._failures.get(item.segment.sequence)
             lost = failure is not None and item.position >= failure[0]
+            item.segment.kept |= not lost and item.request is not None
             request = item.request
             if isinstance(request, NoteRequest):
                 self._settle_notes(request, item, lost)

@@ -81,6 +81,34 @@ def test_first_device_is_drained_into_one_that_was_added_and_can_be_pulled_out(
     assert "Traceback" not in daemon.log()
 
 
+def test_drained_device_that_is_pulled_out_stops_no_start_and_one_that_was_not_does(
+    start: Callable[..., Daemon], second: Path
+) -> None:
+    with second.open("wb") as file:
+        file.truncate(64 * MIB)
+    daemon = start(hot="64MiB", cold="64MiB", arguments=("--cold", str(second)))
+    put_cold(daemon, 10)
+    ask(daemon, "drain", second)
+    wait_for_state(daemon, second, "drained")
+    wait_until(lambda: (daemon.state / "cold-drained").exists())
+    assert daemon.stop() == 0
+    second.unlink()
+    daemon.start()
+    check(daemon, 10)
+    assert f"{second} was drained and is not here any more" in daemon.log()
+    assert daemon.stop() == 0
+    # Here again, it is used again, and missed from then on.
+    with second.open("wb") as file:
+        file.truncate(64 * MIB)
+    daemon.start()
+    assert device(daemon, second)["state"] == "ok"
+    assert daemon.stop() == 0
+    second.unlink()
+    refused = subprocess.run(daemon.command, capture_output=True, text=True, timeout=30)
+    assert refused.returncode != 0
+    assert f"{second}: does not exist; give its size" in refused.stderr
+
+
 def test_blocks_are_read_written_and_removed_while_a_device_is_drained(
     start: Callable[..., Daemon], second: Path
 ) -> None:

@@ -26,6 +26,7 @@ class FakeCold:
     blocks: set[int]
     dropped: list[int] = field(default_factory=list)
     noted: list[Entry] = field(default_factory=list)
+    left: list[bytes] = field(default_factory=list)
 
     def holds(self, generation: int) -> bool:
         return generation in self.blocks
@@ -33,6 +34,9 @@ class FakeCold:
     def drop(self, generation: int, stamp: int) -> None:
         self.blocks.discard(generation)
         self.dropped.append(generation)
+
+    def leaves_name(self, generation: int, name: bytes) -> None:
+        self.left.append(name)
 
     def note(self, entry: Entry) -> None:
         self.noted.append(entry)
@@ -205,7 +209,7 @@ def test_what_the_journal_says_later_of_a_cold_block_holds(start: Start) -> None
     start.hot.record(Drop(1503, 2001))
     catalog, cold = start.recovered(metas)
     assert keys(catalog) == {b"k0", b"renamed", b"k2"}
-    assert cold.noted == [Put(renamed)]
+    assert (cold.left, cold.noted) == ([b"k1"], [Put(renamed)])
     assert cold.dropped == [1503]
     assert len(catalog.cold_order) == 3
 

@@ -29,15 +29,27 @@ _STEP: Final = 7919  # from one content's place in the pool to the next one's
 
 
 def run_seeded(seed: int, call: Callable[[], Awaitable[T]]) -> T:
-    """Run it in a loop whose tasks take turns as the seed says; waiting takes no time."""
+    """Run it in a loop whose tasks take turns as the seed says; waiting takes no time.
+
+    What would go to a thread is done at once: the clock jumps on while all tasks wait, and how far
+    it gets while a thread works is a matter of how fast that is.
+    """
     scheduler = trio._core._run
 
     async def main() -> T:
         return await call()
 
-    with mock.patch.object(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True):
+    with (
+        mock.patch.object(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        mock.patch.object(trio.to_thread, "run_sync", _run_here),
+    ):
         scheduler._r.seed(seed)
         return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def _run_here(function: Callable[..., T], *args: object) -> T:
+    await trio.lowlevel.checkpoint()
+    return function(*args)
 
 
 def blank(segments: int) -> bytearray:
@@ -146,7 +158,10 @@ class Life:
         self.blocks.say(generation, None, self.trace.now)
 
     def change(self, meta: BlockMeta) -> None:
-        """New attributes of what is there."""
+        """New attributes, or another name, of what is there."""
+        was = self.live[meta.generation]
+        if was.key != meta.key:
+            self.tier.leaves_name(meta.generation, was.key)
         changed = replace(meta, stamp=self.next_stamp())
         self.live[meta.generation] = changed
         self.blocks.say(meta.generation, changed, self.trace.now)

@@ -19,9 +19,9 @@ _LIVE_MAX: Final = 30  # blocks; more take longer to check, and show no more
 
 
 class Load:
-    """Works on a life that has begun."""
+    """Works on a life that has begun. `failures`: how often requests fail, beside other moves."""
 
-    def __init__(self, life: Life, dice: random.Random) -> None:
+    def __init__(self, life: Life, dice: random.Random, *, failures: int = 2) -> None:
         self._life = life
         self._dice = dice
         self._moves: dict[Callable[[], Awaitable[None]], int] = {
@@ -31,6 +31,7 @@ class Load:
             self.put_several: 4,
             self.replace: 3,
             self.change: 5,
+            self.pass_names_on: 3,
             self.change_many: 1,
             self.drop: 5,
             self.drop_many: 1,
@@ -41,7 +42,7 @@ class Load:
             self.let_time_pass: 3,
             self.fill: 1,
             self.read: 2,
-            self.fail: 2,
+            self.fail: failures,
         }
 
     async def run(self, steps: int) -> None:
@@ -143,6 +144,29 @@ class Load:
     async def change_many(self) -> None:
         for _ in range(30):
             await self.change()
+
+    async def pass_names_on(self) -> None:
+        """Each of some blocks takes the name of the next, the last that of the first or a new one,
+        or a new block takes it."""
+        life = self._life
+        there = [meta for number, meta in life.live.items() if not life.blocks.of(number).busy]
+        chosen = self._dice.sample(there, min(len(there), self._dice.randrange(1, 5)))
+        if not chosen:
+            return
+        names = [block.key for block in chosen]
+        goes_round = self._dice.random() < 0.3
+        if not goes_round:
+            life.births += 1
+            names.append(b"renamed/%d" % life.births)
+            chosen.reverse()  # a name is free before it is taken
+            names.reverse()
+            for block, name in zip(chosen, names, strict=False):
+                life.change(replace(block, key=name))
+            if self._dice.random() < 0.5:
+                await self._put(life.new_block(self._size(), names[-1]))
+            return
+        for block, name in zip(chosen, (*names[1:], names[0]), strict=True):
+            life.change(replace(block, key=name))
 
     async def drop(self) -> None:
         block = self._any()

@@ -6,14 +6,17 @@ CTXFS_FLIP_SEED=LOAD:FLIP does that again.
 
 import os
 import random
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import pytest
 import xxhash
 
 from ctxfs.errors import ConfigError
+from ctxfs.ondisk.facts import Facts
 from ctxfs.ondisk.superblock import SUPERBLOCK_OFFSETS
+from ctxfs.tiers import cold_facts
 from tests.tiers.power_checks import MOVES_AFTERWARDS, by_inode, start_after
 from tests.tiers.power_life import Life, blank, content, run_seeded
 from tests.tiers.power_load import Load
@@ -114,3 +117,21 @@ def test_flipped_bits_never_give_a_wrong_byte_and_are_counted(seed: int, clean: 
         except BaseException as error:
             error.add_note(f"CTXFS_FLIP_SEED={seed}:{number} does that again")
             raise
+
+
+def test_seed_leads_to_the_same_writes_however_long_threads_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def writes() -> list[tuple[int, int]]:
+        life = run_seeded(0, partial(_synced_life, 0, clean=False))
+        return [(write.submitted, write.offset) for write in life.trace.writes]
+
+    merge = cold_facts.merge
+
+    def slow_merge(several: Sequence[Facts]) -> Facts:
+        time.sleep(0.002)  # meanwhile a clock that jumps would, were this in a thread
+        return merge(several)
+
+    expected = writes()
+    monkeypatch.setattr(cold_facts, "merge", slow_merge)
+    assert writes() == expected

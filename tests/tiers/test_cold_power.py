@@ -2,11 +2,13 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import trio
 import trio.testing
 
+from ctxfs.core.meta import MakeDirectory
 from ctxfs.device.engine import Span
 from ctxfs.errors import DeviceError, TierFull
 from ctxfs.tiers.cold import TablePolicy
@@ -435,3 +437,67 @@ async def test_record_is_acknowledged_only_after_those_before_it(fails: bool) ->
     await rig.tier.sync()
     known = set(rig.blocks)
     assert set((await rig.crash()).blocks) == known
+
+
+async def test_removed_directory_does_not_come_back_with_attributes_that_were_replaced() -> None:
+    rig = Rig(engine(8))
+    await rig.open()
+    inode = rig.make_directory()
+    await rig.put(5000)
+    await rig.tier.sync()
+    await rig.put(SEGMENT)
+    changed = replace(rig.directories[inode], stamp=rig.next_stamp(), mtime_ns=5)
+    rig.directories[inode] = changed
+    rig.tier.note(MakeDirectory(changed))
+    await rig.tier.sync()
+    (log,) = rig.tier._logs
+    later = log.space.segments[log.index.directories[inode].home >> 32]
+    assert len(log.index.directories[inode].holders) == 2
+    rig.remove_directory(inode)
+    log.space.close_open()
+    await log._reclaimer.round([later])
+    assert (await rig.crash()).directories in ([], [changed])
+
+
+async def test_failures_that_take_every_free_segment_bring_no_replaced_attributes_back() -> None:
+    rig = Rig(engine(8))
+    await rig.open()
+    kept, gone = await rig.put(5000), await rig.put(5000)
+    await rig.put(SEGMENT)
+    changed = rig.change(gone, key=b"renamed")
+    await rig.tier.sync()
+    await rig.put(SEGMENT // 2)
+    for generation in sorted(rig.blocks)[1:]:
+        rig.drop(generation)
+    device, write = rig.engines[0], rig.engines[0].write
+
+    async def only_erase(offset: int, sources: Sequence[Span]) -> None:
+        erases = sum(span.length for span in sources) == 4096
+        device.fail_write = lambda _: not erases
+        await write(offset, sources)
+
+    device.write = only_erase  # type: ignore[method-assign]
+    for _ in range(60):
+        with contextlib.suppress(DeviceError, TierFull):
+            await rig.tier.sync()
+    recovered = await rig.crash()
+    assert recovered.blocks.get(gone) in (None, changed)
+    await rig.check(kept)
+
+
+async def test_attributes_found_where_nothing_else_is_needed_are_noted_before_that_is_erased() -> (
+    None
+):
+    rig = Rig(engine(8))
+    await rig.open()
+    block = await rig.put(5000)
+    await rig.put(SEGMENT)
+    changed = rig.change(block, key=b"renamed")
+    await rig.restart()
+    (log,) = rig.tier._logs
+    # As after a crash in the middle of carrying, where a piece of the new copy has them, too.
+    home = log.index._noted.pop(block)
+    log.index._leave(home)
+    log.index.load_loose(changed)
+    await log._reclaimer.round([log.space.segments[home >> 32]])
+    assert (await rig.crash()).blocks[block] == changed

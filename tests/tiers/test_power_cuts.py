@@ -22,26 +22,28 @@ ASKED_LOAD, _, ASKED_CUT = os.environ.get("CTXFS_POWER_SEED", "").partition(":")
 LOADS = [int(ASKED_LOAD)] if ASKED_LOAD else range(-(-CUTS // CUTS_PER_LOAD))
 
 
-async def _live(seed: int, steps: int) -> Life:
+async def _live(seed: int, steps: int, failures: int = 2) -> Life:
     """A life under load; a tier of one to three devices, blank or with some lives behind it."""
     dice = random.Random(seed)
     images = [blank(dice.randrange(8, 13)) for _ in range(dice.choice((1, 1, 1, 2, 3)))]
     life = Life(images, dice)
     await life.begin()
     for _ in range(dice.randrange(3)):
-        await Load(life, dice).run(steps)
+        await Load(life, dice, failures=failures).run(steps)
         cut = random_cut(dice, life.trace.now, life.recovered_at)
         if dice.random() < 0.4:
             await life.tier.close()
             cut = Cut(life.trace.now, Way.SUBMITTED)
         life = await start_after(life, cut, dice)
-    await Load(life, dice).run(steps)
+    await Load(life, dice, failures=failures).run(steps)
     return life
 
 
-def _try_cuts(seed: int, steps: int, choose: Callable[[Life], list[Cut]]) -> None:
+def _try_cuts(
+    seed: int, steps: int, choose: Callable[[Life], list[Cut]], failures: int = 2
+) -> None:
     """Each cut in a loop of its own, so that it goes the same way when it is tried alone."""
-    life = run_seeded(seed, partial(_live, seed, steps))
+    life = run_seeded(seed, partial(_live, seed, steps, failures))
     for number, cut in enumerate(choose(life)):
         if not ASKED_CUT or number == int(ASKED_CUT):
             call: Callable[[], Awaitable[None]] = partial(check_cut, life, cut)
@@ -70,3 +72,14 @@ def test_what_was_promised_is_there_after_every_prefix_of_the_writes(seed: int) 
         return [Cut(at, Way.COMPLETED, seed=at) for at in moments]
 
     _try_cuts(seed, steps=8, choose=choose)
+
+
+@pytest.mark.parametrize("seed", LOADS[: max(1, len(LOADS) // 10)])
+def test_what_was_promised_is_there_though_requests_failed_until_no_segment_was_free(
+    seed: int,
+) -> None:
+    def choose(life: Life) -> list[Cut]:
+        dice = random.Random(seed)
+        return [random_cut(dice, life.trace.now) for _ in range(CUTS_PER_LOAD // 2)]
+
+    _try_cuts(seed, steps=40, choose=choose, failures=20)
