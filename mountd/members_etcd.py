@@ -21,6 +21,7 @@ from ctxfs.errors import BadValue, CtxfsError, EtcdError, HistoryGone, LeaseGone
 from mountd.members_view import MembersView
 
 log = logging.getLogger(__name__)
+logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log each request
 
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 2.0
 END_S = 1.0  # for telling the others that we end; else they learn it from the lease

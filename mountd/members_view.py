@@ -128,7 +128,7 @@ class MembersView:
         """It does not, or refuses us; members stay as they were last known."""
         if not self._troubles:
             self._since_wall_ns = self._wall_ns()
-        if self._troubles.get(doing) != why:
+        if why not in self._troubles.values():
             log.warning("etcd: %s; the members are those last known", why)
         self._troubles[doing] = why
         self._wake()

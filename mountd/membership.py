@@ -82,13 +82,18 @@ class MembershipService:
             self.view.vouch(name)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the source. Has started when it answered, or failed to within its deadline."""
+        """Follow the source.
+
+        What an earlier life knew is enough to start with: a daemon that died is not missed for
+        longer because etcd is away. A first start waits for its slot, but not for ever.
+        """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.view.run)
             nursery.start_soon(self._keep_saved)
             if self._etcd is not None:
                 nursery.start_soon(self._etcd.run)
-                with trio.move_on_after(2 * self._cluster.etcd_deadline_ns / SECOND_NS):
+                wait_s = 0 if self.view.slot_claimed else 2
+                with trio.move_on_after(wait_s * self._cluster.etcd_deadline_ns / SECOND_NS):
                     await self._etcd.wait_known()
             task_status.started()
 
