@@ -458,8 +458,11 @@ class Operations:
             if target.entries:
                 raise DirectoryNotEmpty(repr(name))
             self._catalog.remove_directory(target)
+        was_at = self._names.key_of(source)
         self._names.move_directory(source, parent, name)
         self._catalog.record_directory(source)
+        self._catalog.directory_removed(was_at)
+        self._catalog.directory_made(source)
 
     # -- the file system
 
