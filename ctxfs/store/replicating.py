@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -40,8 +41,10 @@ OURSELVES: Final = -1  # the owner of what is open for us
 class Homes(Protocol):
     """Who holds what, and the way there."""
 
-    def homes(self, key: bytes) -> tuple[str, ...]:
-        """Names of the members that are to hold a key; we may be among them."""
+    def homes(self, key: bytes, replicas: int | None = None) -> tuple[str, ...]:
+        """Names of the members that are to hold a key; we may be among them. `replicas`: how many,
+        if not as all others.
+        """
 
     async def push(self, name: str, offer: Offer, source: Source) -> Stored | Refused:
         """Send a block, or learn why it is not wanted. `source` stays. Raises CtxfsError."""
@@ -100,6 +103,8 @@ class Replicator:
         self._pending_max = pending_max
         self._grace_s = temporary_grace_s
         self._pending: OrderedDict[int, _Pending] = OrderedDict()  # by inode
+        # How many are to hold what is in a directory; None: as everywhere.
+        self.replicas_of: Callable[[Directory], int | None] = lambda directory: None
         # When each is due, and its inode. Rows of what changed its mind stay, and lead nowhere.
         self._due: list[tuple[float, int, int]] = []
         self._order = itertools.count()
@@ -187,7 +192,8 @@ class Replicator:
         return wanted == reached
 
     def _wanted(self, node: Block | Directory) -> set[str]:
-        return set(self._homes.homes(self._key(node))) - {self._me}
+        directory = node if isinstance(node, Directory) else node.directory
+        return set(self._homes.homes(self._key(node), self.replicas_of(directory))) - {self._me}
 
     def _key(self, node: Block | Directory) -> bytes:
         key = self._catalog.names.key_of(node)

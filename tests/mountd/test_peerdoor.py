@@ -33,7 +33,7 @@ class OneHome:
 
     peer: Peer
 
-    def homes(self, key: bytes) -> tuple[str, ...]:
+    def homes(self, key: bytes, replicas: int | None = None) -> tuple[str, ...]:
         return ("one", "two")
 
     async def push(self, name: str, offer: Offer, source: Source) -> Stored | Refused:

@@ -1,12 +1,13 @@
 """Blocks that other hosts send, and what they are told of those that are here."""
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import trio
+import trio.testing
 
-from ctxfs.codec.digest import EMPTY
+from ctxfs.codec.digest import EMPTY, digest
 from ctxfs.core.block import Directory, State
 from ctxfs.core.meta import PIN_FOREVER
 from ctxfs.core.tombstones import Tombstone
@@ -20,9 +21,18 @@ from ctxfs.errors import (
     TierFull,
 )
 from ctxfs.store.arriving import Arriving
-from ctxfs.store.elsewhere import PREFIXES
+from ctxfs.store.elsewhere import PREFIXES, Elsewhere
 from ctxfs.store.store import NewOwner
-from ctxfs.wire.messages import FOREVER_NS, Durability, Gone, Have, Miss, Reason, Refused
+from ctxfs.wire.messages import (
+    FOREVER_NS,
+    Attributes,
+    Durability,
+    Gone,
+    Have,
+    Miss,
+    Reason,
+    Refused,
+)
 from tests.store.clustered import ATTRIBUTES, Clustered, arrive, clustered, offer_of
 from tests.store.world import MIB, OWNER, SECOND_NS, World, get, put
 
@@ -341,4 +351,100 @@ async def test_a_cancelled_arrival_gives_back_its_room(world: World) -> None:
             await arrival.stored()
         assert scope.cancelled_caught
         assert host.store.catalog.hot.used_bytes == used
+        assert host.receiver.arriving == 0
+
+
+@dataclass
+class Found:
+    """What `Others` say. Satisfies `elsewhere.Found`."""
+
+    version: int
+    content: bytes
+    attributes: Attributes = ATTRIBUTES
+    holders: tuple[str, ...] = ("other",)
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    @property
+    def digest(self) -> bytes:
+        return digest(self.content)
+
+
+@dataclass
+class Others:
+    """Hosts that are asked for what is not here. Satisfies `elsewhere.Remote`."""
+
+    found: dict[bytes, Found] = field(default_factory=dict)
+    gate: trio.Event = field(default_factory=trio.Event)
+    came: trio.Event = field(default_factory=trio.Event)
+
+    def is_missing(self, key: bytes) -> bool:
+        return False
+
+    def is_home(self, key: bytes) -> bool:
+        return False
+
+    async def find(self, key: bytes) -> Found | None:
+        return self.found.get(key)
+
+    async def fetch(
+        self,
+        key: bytes,
+        version: int,
+        holders: tuple[str, ...],
+        into: memoryview,
+        *,
+        but: frozenset[str] = frozenset(),
+    ) -> str:
+        self.came.set()
+        await self.gate.wait()
+        into[:] = self.found[key].content
+        return "other"
+
+
+def join(host: Clustered) -> Others:
+    others = Others()
+    host.store.join(Elsewhere(host.store.catalog, others, lambda key, version: True))
+    return others
+
+
+async def test_a_directory_on_the_way_is_as_other_hosts_have_it(world: World) -> None:
+    async with clustered(world) as host:
+        others = join(host)
+        others.found[PREFIXES + b"a"] = Found(5, b"", replace(ATTRIBUTES, mode=0o2775, uid=9))
+        await arrive(host, offer_of(b"a/k", CONTENT, host.version()), CONTENT)
+        directory = host.block(b"a/k").directory
+        assert (directory.mode, directory.uid) == (0o2775, 9)
+
+
+async def test_a_reader_that_fetches_the_same_is_not_disturbed(world: World) -> None:
+    async with clustered(world) as host:
+        others = join(host)
+        store, root = host.store, host.store.catalog.names.root
+        offer = offer_of(b"k", CONTENT, host.version())
+        early = await host.offer(offer)
+        assert isinstance(early, Arriving)
+        early.target[:] = CONTENT
+        others.found[b"k"] = Found(offer.version, CONTENT)
+        assert store.elsewhere is not None
+        await store.elsewhere.search(root, b"k")
+        block = host.block(b"k")
+        read: list[bytes] = []
+
+        async def reader() -> None:
+            read.append(await get(store, "k"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader)
+            await others.came.wait()
+            late = await host.offer(offer)
+            assert isinstance(late, Refused)
+            assert late.reason is Reason.BUSY
+            nursery.start_soon(early.stored)
+            await trio.testing.wait_all_tasks_blocked()
+            others.gate.set()
+        assert (read, host.block(b"k")) == ([CONTENT], block)
+        assert not store.catalog.elsewhere, "the copy of the reader is to stay"
         assert host.receiver.arriving == 0

@@ -39,8 +39,8 @@ class FakeHomes:
     gate: trio.Event | None = None
     came: trio.Event = field(default_factory=trio.Event)
 
-    def homes(self, key: bytes) -> tuple[str, ...]:
-        return self.names
+    def homes(self, key: bytes, replicas: int | None = None) -> tuple[str, ...]:
+        return self.names[:replicas]
 
     async def push(self, name: str, offer: Offer, source: Source) -> Stored | Refused:
         self.asked += 1
@@ -114,6 +114,14 @@ async def test_what_came_from_elsewhere_is_not_pushed_on_by_itself(world: World)
         it.replicator.replicate(it.host.block(b"k"))
         assert await it.replicator.wait(it.host.block(b"k"))
         assert len(it.homes.got) == 2
+
+
+async def test_a_directory_may_want_another_number_of_replicas(world: World) -> None:
+    async with sending(world) as it:
+        it.replicator.replicas_of = lambda directory: 2
+        block = await put(it.host.store, "k", CONTENT)
+        assert await it.replicator.wait(block)
+        assert (it.homes.keys(), it.replicator.reached(block)) == ([("one", b"k")], (1, 1))
 
 
 async def test_a_lock_file_is_not_pushed(world: World) -> None:
