@@ -35,6 +35,7 @@ PENDING_MAX: Final = 1 << 16  # blocks; the rest is left to repair
 TEMPORARY_GRACE_S: Final = 30.0  # most are renamed long before
 BACKOFF_MIN_S: Final = 0.25
 BACKOFF_MAX_S: Final = 60.0
+LOOK_S: Final = 1.0
 OURSELVES: Final = -1  # the owner of what is open for us
 
 
@@ -182,14 +183,16 @@ class Replicator:
         """
         if block.state is State.WRITING:
             return False
+        reached = self._wanted(block)
         while (pending := self._pending.get(block.generation)) is not None:
             if not pending.tries and pending.due_s > trio.current_time():
                 self._schedule(block.generation, pending, trio.current_time())
-            await pending.done.wait()
+            with trio.move_on_after(LOOK_S):  # nobody tells us that a block went
+                await pending.done.wait()
             if block.is_gone:
                 raise BlockNotFound(repr(block.name))
-        wanted, reached = self.reached(block)
-        return wanted == reached
+            reached = pending.reached
+        return self._wanted(block) <= reached
 
     def _wanted(self, node: Block | Directory) -> set[str]:
         directory = node if isinstance(node, Directory) else node.directory

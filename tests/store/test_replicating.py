@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from ctxfs.codec.digest import digest
-from ctxfs.core.block import Directory
+from ctxfs.core.block import Block, Directory
 from ctxfs.core.times import NEVER
 from ctxfs.device.lanes import Source
 from ctxfs.device.links import FileSpan
@@ -249,8 +249,41 @@ async def test_what_does_not_fit_the_queue_is_left_to_repair(world: World) -> No
         blocks = [await put(it.host.store, f"k{number}", b"x") for number in range(3)]
         assert it.replicator.waiting == 2
         assert it.replicator.counters.left_to_repair == 1
+        assert it.replicator.was_offered(blocks[0])
         it.homes.gate.set()
         assert await it.replicator.wait(blocks[-1])
+
+
+async def test_who_waits_for_a_block_that_is_left_to_repair_is_told_so(world: World) -> None:
+    async with sending(world, pending_max=1) as it:
+        it.homes.gate = trio.Event()
+        first = await put(it.host.store, "first", b"x")
+        told: list[bool] = []
+
+        async def wait() -> None:
+            told.append(await it.replicator.wait(first))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            await put(it.host.store, "second", b"x")
+        assert told == [False]
+        it.homes.gate.set()
+
+
+async def test_who_waits_for_a_block_that_is_deleted_is_told_so(world: World) -> None:
+    async with sending(world) as it:
+        it.homes.answer = lambda name: Refused(reason=Reason.BUSY, retry_ms=60_000)
+        block = await put(it.host.store, "k", b"x")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_wait_in_vain, it.replicator, block)
+            await it.homes.came.wait()
+            it.host.store.unlink(it.host.store.catalog.names.root, b"k", OWNER)
+
+
+async def _wait_in_vain(replicator: Replicator, block: Block) -> None:
+    with pytest.raises(BlockNotFound):
+        await replicator.wait(block)
 
 
 async def test_a_block_with_a_lifetime_takes_what_is_left_of_it_along(world: World) -> None:
