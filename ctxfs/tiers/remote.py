@@ -196,7 +196,6 @@ class RemoteTier:
     def lied(self, name: str) -> None:
         """What this member gave last does not match the block's digest. It is counted."""
         self.counters.corrupt += 1
-        log.warning("%s gave bytes that do not match their digest", name)
         neighbour = self._neighbours.get(name)
         if neighbour is not None:
             neighbour.corrupt += 1

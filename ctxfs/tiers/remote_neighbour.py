@@ -115,8 +115,8 @@ class Neighbour:
             requests=counters.requests,
             missed=counters.missed,
             connected=counters.connected,
-            received_bytes=counters.received_bytes,
-            sent_bytes=counters.sent_bytes,
+            received_bytes=counters.traffic.received_bytes,
+            sent_bytes=counters.traffic.sent_bytes,
             in_flight_bytes=self.in_flight_bytes,
             corrupt=self.corrupt,
         )

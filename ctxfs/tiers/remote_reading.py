@@ -89,7 +89,7 @@ class Reading:
             if error.version >= self._version:
                 raise
         except BlockNotFound:
-            """It had it, or might have had it, and does not any more."""
+            pass  # it had it, or might have had it, and does not any more
         except DeadlineExceeded as error:
             self._note(error)
         except PeerError as error:

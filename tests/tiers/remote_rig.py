@@ -121,7 +121,7 @@ class Road:
                 if is_back and self._left is not None:
                     self._count(len(data))
         except trio.BrokenResourceError:
-            """One side went."""
+            pass  # one side went
         scope.cancel()
 
     def _count(self, length_bytes: int) -> None:

@@ -177,6 +177,15 @@ async def test_the_next_home_is_asked_when_the_first_takes_its_time() -> None:
         await lab.peers["a"].stats(PATIENCE_S)
 
 
+async def test_when_the_first_home_has_it_not_all_others_are_asked_at_once() -> None:
+    async with cluster("a", "b", "c") as lab:
+        key = lab.key("a", "b", "c")
+        lab.door("c").put(key, b"content")
+        lab.road("b").close()
+        await check_found(lab, key, "c")
+        assert lab.tier.counters.hedged == 0
+
+
 async def test_one_dead_peer_costs_one_deadline_and_then_nothing() -> None:
     async with cluster("a", "b", settings=SHORT) as lab:
         lab.road("a").close()
