@@ -25,6 +25,7 @@ CODEC: Final = b"user.ctx.codec"
 HITS: Final = b"user.ctx.hits"
 IDLE: Final = b"user.ctx.idle"
 CREATED: Final = b"user.ctx.created"
+REPLICAS: Final = b"user.ctx.replicas"  # in a cluster: homes that have it, of how many
 STORY: Final = b"user.ctx.story"  # JSON of all the others; readable, not listed
 
 # Of the directory `.ctx`, written by root or the daemon's own user: PATH, or PATH:SIZE.
@@ -37,7 +38,7 @@ DEVICE_GROW: Final = b"user.ctx.device.grow"
 BLOCK_LISTED: Final = (COPIES, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED)
 BLOCK_WRITABLE: Final = frozenset({TIER, TTL, PIN, PARENT, DTYPE, PREFETCH, VERIFY})
 BLOCK_READ_ONLY: Final = frozenset(
-    {COPIES, DIGEST, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED, STORY}
+    {COPIES, DIGEST, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED, REPLICAS, STORY}
 )
 DIRECTORY_WRITABLE: Final = frozenset({TTL, TOGETHER})
 

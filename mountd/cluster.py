@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, Final
 import trio
 
 from ctxfs.addresses import split_address
+from ctxfs.core.block import Block, State
 from ctxfs.core.members import Member
 from ctxfs.core.tombstones import Listing, Tombstone, Tombstones
 from ctxfs.core.versions import VersionClock
@@ -113,11 +115,10 @@ class Cluster:
             self._catalog, table, self._config.tombstone_keep_ns, self._keep, self._tell
         )
         serving = Serving(self._store, table)
-        receiver = Receiver(self._store, table, may_accept=deletions.may_accept)
-        deletions.drop = receiver.drop
+        receiver = Receiver(self._store, deletions)
         deletions.settle()
         replicator = Replicator(self._store, deletions, self.remote, self._members.me.name)
-        deletions.was_offered = replicator.was_offered
+        deletions.was_offered = serving.was_offered = replicator.was_offered
         self._catalog.block_sealed = replicator.sealed
         self._catalog.directory_made = replicator.directory_made
         self.receiver, self.replicator = receiver, replicator
@@ -212,11 +213,26 @@ class Cluster:
 
     # -- for people
 
-    def peers_as_list(self) -> list[dict[str, Any]]:
+    def replicas(self, block: Block) -> str | None:
+        """How many of a block's homes have it, as far as is known here: `1/2`."""
+        if self.replicator is None or block.state is not State.SEALED:
+            return None
+        wanted, reached = self.replicator.reached(block)
+        here = self.remote.is_home(self._catalog.names.key_of(block))
+        return f"{reached + here}/{wanted + here}"
+
+    def as_json(self) -> bytes:
+        """`.ctx/peers`: the members, and what the transport knows of the others."""
+        told = self._members.as_dict()
+        seen = self._peers_as_dict()
+        for member in told["members"]:
+            member["peer"] = seen.get(member["name"])
+        return json.dumps(told, indent=2).encode() + b"\n"
+
+    def _peers_as_dict(self) -> dict[str, dict[str, Any]]:
         """Health and traffic of the other members, by the names of ctxfs(7)."""
-        return [
-            {
-                "name": each.name,
+        return {
+            each.name: {
                 "health": each.health,
                 "ill_for_s": round(each.ill_for_s, 3),
                 "trouble": each.trouble,
@@ -232,7 +248,7 @@ class Cluster:
                 "corrupt": each.corrupt,
             }
             for each in self.remote.statistics()
-        ]
+        }
 
 
 def _security(config: ClusterConfig) -> Security:
@@ -243,5 +259,3 @@ def _security(config: ClusterConfig) -> Security:
             "cluster: ca, cert and key are needed to talk to other members, or insecure = true"
         )
     return Certificates(config.ca, config.cert, config.key)
-
-

@@ -11,6 +11,7 @@ import trio
 from ctxfs.core.tombstones import Tombstone
 from ctxfs.device.door import Arrival, Opened
 from ctxfs.errors import BadValue, PeerBusy, TierFull, TooManyOpen
+from ctxfs.store.deletions import Deletions
 from ctxfs.store.handle import Handle
 from ctxfs.store.hotbytes import sendable
 from ctxfs.store.receiving import Receiver
@@ -58,6 +59,7 @@ class PeerDoor:
         store: Store,
         serving: Serving,
         receiver: Receiver,
+        deletions: Deletions,
         *,
         reads_max: int = 128,
         offers_max: int = 32,
@@ -69,6 +71,7 @@ class PeerDoor:
         self._catalog = store.catalog
         self._serving = serving
         self._receiver = receiver
+        self._deletions = deletions
         self._held: dict[int, _Held] = {}
         self._next_lease = 1
         self._nursery: trio.Nursery | None = None
@@ -147,7 +150,7 @@ class PeerDoor:
         """Make room for a block, or say why it is not wanted."""
         if self._receiver.arriving >= self.offers_max:
             return Refused(reason=Reason.BUSY, retry_ms=BUSY_MS)
-        return await self._receiver.offer(request)
+        return await self._receiver.offer(request, peer.name.decode())
 
     # -- leases
 
@@ -193,14 +196,17 @@ class PeerDoor:
 
     async def forget(self, peer: Identity, entries: Sequence[GoneKey]) -> None:
         """These are gone; on return a restart does not bring them back."""
-        await self._receiver.forget(
-            [Tombstone(each.key, each.version, each.until_ns) for each in entries]
-        )
+        dead = [Tombstone(each.key, each.version, each.until_ns) for each in entries]
+        await self._deletions.hear(dead)
+        self._store.mover.moves.lease_ended()  # there may be room now
 
-    async def tombstones(self, peer: Identity, since_ns: int, cursor: int) -> Tombstones:
-        """A page of all that is gone here, by version: more than was asked for does no harm."""
-        now_ns = self._catalog.clock().wall_ns
-        page = self._receiver.deletions(cursor, BATCH_MAX)
-        entries = tuple(GoneKey(*each) for each in page if each.until_ns > now_ns)
-        more = page[-1].version if len(page) == BATCH_MAX else 0
-        return Tombstones(entries, more, now_ns)
+    async def tombstones(self, peer: Identity, known: dict[int, int], cursor: int) -> Tombstones:
+        """A page of what is gone that a member which knows so much has not heard of."""
+        page, more = self._deletions.page(known, cursor, BATCH_MAX)
+        table = self._deletions.table
+        return Tombstones(
+            tuple(GoneKey(*each) for each in page),
+            more,
+            tuple(table.known.items()),
+            tuple(table.forgotten.items()),
+        )

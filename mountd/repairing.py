@@ -90,7 +90,7 @@ class Repairer:
         return block if self._catalog.is_here(block) else None
 
     async def _send(self, block: Block) -> None:
-        while self._replicator.waiting > WAITING_MAX:
+        while self._replicator.waiting > WAITING_MAX:  # noqa: ASYNC110
             await trio.sleep(PAUSE_S)
         wait_ns = self._bucket.take(block.size, time.monotonic_ns())
         if wait_ns:

@@ -54,6 +54,7 @@ from mountd.session import Session
 from mountd.statistics import Statistics
 
 if TYPE_CHECKING:
+    from mountd.cluster import Cluster
     from mountd.membership import MembershipService
 
 log = logging.getLogger(__name__)
@@ -232,10 +233,9 @@ class Daemon:
         devices: Devices,
         session: Session | None,
         services: trio.Nursery,
-        cluster: MembershipService | None = None,
+        members: MembershipService | None = None,
     ) -> None:
         self.config = config
-        self.cluster = cluster
         self.hot = catalog.hot
         self.cold = catalog.cold
         self.catalog = catalog
@@ -250,6 +250,7 @@ class Daemon:
             trouble_is_error=config.defaults.on_trouble == "error",
         )
         self.alertness = Alertness(wanted=config.mount.quick_wakeups)
+        self.cluster = _cluster(config, self.store, members)
         draining = Draining(catalog, self.mover)
         assert config.mount.path is not None
         self.device_control = DeviceControl(catalog, draining, devices, services, config.mount.path)
@@ -268,11 +269,13 @@ class Daemon:
                 b"stats": statistics.as_json,
                 b"metrics": statistics.as_metrics,
                 b"config": lambda: self.config.as_toml().encode(),
-                b"peers": alone_as_json if cluster is None else cluster.as_json,
+                b"peers": alone_as_json if self.cluster is None else self.cluster.as_json,
             },
             self.device_control.commands,
         )
         self.attributes = Attributes(self.store, bytes_max=config.limits.attributes_bytes_max)
+        if self.cluster is not None:
+            self.attributes.replicas = self.cluster.replicas
         self.operations = Operations(
             self.store,
             self.attributes,
@@ -395,8 +398,8 @@ async def _assemble(
         found = await cold.recover(missing=devices.look_for_missing())
     catalog = Catalog(clock, hot, cold, events, Counters(), warm)
     catalog.default_ttl_ns = config.defaults.ttl_ns or 0
-    cluster = _membership(config, hot, cold)
-    daemon = Daemon(config, catalog, devices, session, services, cluster)
+    members = _membership(config, hot, cold)
+    daemon = Daemon(config, catalog, devices, session, services, members)
     report = recover(catalog, found, _keep_open(catalog, session))
     log.info(
         "found %d blocks (%d hot, %d warm, %d cold) and %d directories; %d unsealed were dropped",
@@ -410,11 +413,13 @@ async def _assemble(
     _prepare_root(catalog, config)
     if cold is not None:
         await services.start(_run_cold, cold)
-    if cluster is not None:
-        await services.start(cluster.run)
+    if members is not None:
+        await services.start(members.run)
     await services.start(daemon.deadlines.run)
     await services.start(daemon.mover.run)
     await services.start(daemon.store.run)
+    if daemon.cluster is not None:
+        await services.start(daemon.cluster.run)
     return daemon
 
 
@@ -434,6 +439,15 @@ def _membership(config: Config, hot: HotTier, cold: ColdTier | None) -> Membersh
         weight_bytes=weight_bytes,
         wall_ns=lambda: clock().wall_ns,
     )
+
+
+def _cluster(config: Config, store: Store, members: MembershipService | None) -> Cluster | None:
+    """This daemon as one of several. Raises ConfigError."""
+    if members is None:
+        return None
+    from mountd.cluster import Cluster
+
+    return Cluster(config.cluster, config.state, store, members)
 
 
 def _keep_open(catalog: Catalog, session: Session | None) -> set[int] | None:

@@ -68,16 +68,35 @@ def headline(told: dict[str, Any]) -> str:
 
 def member_table(members: list[dict[str, Any]]) -> Table:
     """One line a member; the own one is marked by an asterisk."""
-    table = Table(("", "MEMBER", "STATE", ">AWAY", "ZONE", ">SLOT", ">WEIGHT", "ADDRESS"))
+    table = Table(
+        (
+            "",
+            "MEMBER",
+            "STATE",
+            ">AWAY",
+            "HEALTH",
+            ">RTT",
+            ">IN",
+            ">OUT",
+            "ZONE",
+            ">WEIGHT",
+            "ADDRESS",
+        )
+    )
     for member in members:
+        peer = member.get("peer") or {}
+        round_trip_s = peer.get("round_trip_s")
         table.rows.append(
             (
                 "*" if member["self"] else "",
                 escape(member["name"]),
                 member["state"],
                 short_duration(member["away_s"]),
+                peer.get("health", ""),
+                "" if round_trip_s is None else f"{1e3 * round_trip_s:.1f}ms",
+                short_size(peer["received_bytes"]) if peer else "",
+                short_size(peer["sent_bytes"]) if peer else "",
                 escape(member["zone"]),
-                str(member["slot"]),
                 short_size(member["weight_bytes"]),
                 escape(member["address"]),
             )

@@ -86,6 +86,11 @@ class Tombstones:
         found = self._by_key.get(key)
         return found is not None and version <= found.version
 
+    @property
+    def highest(self) -> int:
+        """The highest version in it, or that it knows of."""
+        return self.snapshot().highest
+
     def get(self, key: bytes) -> Tombstone | None:
         """The tombstone of a key."""
         return self._by_key.get(key)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from ctxfs.core.block import Block
 from ctxfs.tiers.hot import HotFile
-from ctxfs.wire.messages import Durability, Offer
+from ctxfs.wire.messages import Durability
 
-Publish = Callable[[Offer, Block, HotFile], Awaitable[Durability]]
-LetGo = Callable[[Offer, HotFile], None]
 NOTHING: Final = memoryview(bytearray())
 
 
@@ -20,23 +17,23 @@ class Arriving:
     """
 
     def __init__(
-        self, offer: Offer, block: Block, file: HotFile, publish: Publish, let_go: LetGo
+        self,
+        file: HotFile,
+        publish: Callable[[], Awaitable[Durability]],
+        let_go: Callable[[], None],
     ) -> None:
         """`publish` ends the lease on the file, whatever becomes of it. Raises TierTrouble."""
         self.target = file.mapping().view
-        self._offer = offer
-        self._block = block
-        self._file = file
         self._publish = publish
         self._let_go = let_go
 
     async def stored(self) -> Durability:
         """Verify it and have it found under its key. Raises CopyCorrupt, BlockGone, CtxfsError."""
-        return await self._publish(self._offer, self._block, self._file)
+        return await self._publish()
 
     def abandon(self) -> None:
         """The rest does not come."""
-        self._let_go(self._offer, self._file)
+        self._let_go()
 
 
 class ArrivingDirectory:
@@ -44,13 +41,12 @@ class ArrivingDirectory:
 
     target = NOTHING
 
-    def __init__(self, offer: Offer, make: Callable[[Offer], Awaitable[None]]) -> None:
-        self._offer = offer
+    def __init__(self, make: Callable[[], Awaitable[None]]) -> None:
         self._make = make
 
     async def stored(self) -> Durability:
         """Make it. Raises CtxfsError."""
-        await self._make(self._offer)
+        await self._make()
         return Durability.MEMORY
 
     def abandon(self) -> None:

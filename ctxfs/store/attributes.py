@@ -40,6 +40,7 @@ class Attributes:
     def __init__(self, store: Store, *, bytes_max: int) -> None:
         self._store = store
         self.bytes_max = bytes_max  # of the names and values of a block's foreign attributes
+        self.replicas: Callable[[Block], str | None] = lambda block: None  # reached/wanted
         self._catalog = store.catalog
         self._read: dict[bytes, Callable[[Block], str | bytes | None]] = {
             xattrs.TIER: self._tier,
@@ -56,6 +57,7 @@ class Attributes:
             xattrs.HITS: lambda block: str(block.hits),
             xattrs.IDLE: lambda block: f"{self._idle_s(block):.3f}",
             xattrs.CREATED: lambda block: utc_text(block.created_ns),
+            xattrs.REPLICAS: lambda block: self.replicas(block),
             xattrs.STORY: self._story,
         }
         self._write: dict[bytes, Callable[[Block, str], Awaitable[None]]] = {

@@ -12,11 +12,12 @@ from typing import Protocol
 import trio
 
 from ctxfs.core.block import Block
-from ctxfs.core.key import is_temporary, split_key
+from ctxfs.core.key import is_lock, is_temporary
 from ctxfs.core.tombstones import Listing, Tombstone, Tombstones, Vector
 from ctxfs.core.versions import VersionAhead, slot_of
-from ctxfs.errors import CtxfsError
 from ctxfs.store.catalog import Catalog
+from ctxfs.store.elsewhere import PREFIXES
+from ctxfs.store.keys import block_at, directory_at
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class Deletions:
 
     def bury(self, key: bytes, block: Block) -> None:
         """A key is deleted here, or leads to other content from now on."""
+        if is_lock(block.name):
+            return  # of one host alone, as such a file is
         is_own = slot_of(block.version) == self.table.slot
         if is_temporary(block.name) and is_own and not self.was_offered(block):
             return
@@ -115,9 +118,16 @@ class Deletions:
             return False
         return True
 
-    def beats(self, key: bytes, version: int) -> bool:
-        """Whether this version of a key was deleted."""
-        return self.table.beats(key, version)
+    def settle(self) -> None:
+        """At the start: copies that what was written down beats may have come back with a crash."""
+        self._drop(list(self.table))
+
+    def page(self, known: Vector, cursor: int, count: int) -> tuple[list[Tombstone], int]:
+        """What one who knows so much has not heard of, by version, from above `cursor` on; and the
+        cursor of the next page, 0 where there is none."""
+        page = self.table.page(cursor, count)
+        new = [each for each in page if each.version > known.get(slot_of(each.version), 0)]
+        return new, page[-1].version if len(page) == count else 0
 
     def may_accept(self, key: bytes, version: int, member: str) -> bool:
         """Whether a copy may be taken from a member, for all that it and we know of deletions."""
@@ -125,18 +135,24 @@ class Deletions:
 
     def _drop(self, dead: Iterable[Tombstone]) -> None:
         for tombstone in dead:
+            if tombstone.key.startswith(PREFIXES):
+                self._remove_directory(tombstone)
+                continue
             block = self._block(tombstone.key)
             if block is not None and block.version <= tombstone.version:
                 self._catalog.tell("removed", block, by="peer")
                 self._catalog.drop(block)
 
     def _block(self, key: bytes) -> Block | None:
-        try:
-            split_key(key)
-            node = self._catalog.names.resolve(key)
-        except CtxfsError:
-            return None
-        return node if isinstance(node, Block) else None
+        block = block_at(self._catalog, key)
+        return None if block is None or is_lock(block.name) else block
+
+    def _remove_directory(self, tombstone: Tombstone) -> None:
+        """A directory was removed elsewhere; one that is not empty here stays."""
+        directory = directory_at(self._catalog, tombstone.key.removeprefix(PREFIXES))
+        if directory is None or directory.inode > tombstone.version or directory.entries:
+            return
+        self._catalog.remove_directory(directory)
 
     def _drop_doubtful(self, version: int) -> None:
         """Something was deleted that nobody can name any more: it may be any of these."""

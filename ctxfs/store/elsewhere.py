@@ -71,13 +71,14 @@ class _Search:
 
 
 class Elsewhere:
-    """`may_accept(key, version)`: whether no deletion, known here or missed, beats it."""
+    """`may_accept(key, version, member)`: whether no deletion beats what that member holds, as far
+    as it and we have heard."""
 
     def __init__(
         self,
         catalog: Catalog,
         remote: Remote,
-        may_accept: Callable[[bytes, int], bool],
+        may_accept: Callable[[bytes, int, str], bool],
         missing_s: float = 0.5,
     ) -> None:
         """`missing_s`: for how long a name that leads nowhere may be believed to."""
@@ -147,7 +148,10 @@ class Elsewhere:
         except VersionAhead as error:
             log.error("%r is not taken from %s: %s", key, found.holders, error)
             return
-        if not self._may_accept(key, found.version):
+        holders = tuple(
+            each for each in found.holders if self._may_accept(key, found.version, each)
+        )
+        if not holders:
             return
         block = Block(catalog.new_generation(), directory, name)
         block.size, block.digest, block.origin = found.size, found.digest, found.version
@@ -155,7 +159,7 @@ class Elsewhere:
         block.state = State.SEALED
         catalog.names.publish(block, directory, name)
         catalog.block_count += 1
-        catalog.elsewhere[block.generation] = found.holders
+        catalog.elsewhere[block.generation] = holders
         catalog.set_expiry(block, block.expires_ns)
         catalog.name_changed(directory.inode, name)
         self._since_ns[block.generation] = now.boot_ns

@@ -1,15 +1,12 @@
-"""Blocks that other hosts send here, and what they say is deleted."""
+"""Blocks that other hosts send here."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ctxfs.core.block import Block, Directory, State
 from ctxfs.core.key import is_lock, split_key
-from ctxfs.core.tombstones import Tombstone, Tombstones
-from ctxfs.core.versions import VersionAhead
 from ctxfs.errors import (
     BlockGone,
     CopyCorrupt,
@@ -19,9 +16,10 @@ from ctxfs.errors import (
     PeerBusy,
 )
 from ctxfs.store.arriving import Arriving, ArrivingDirectory
+from ctxfs.store.deletions import Deletions
 from ctxfs.store.elsewhere import PREFIXES, take_attributes
 from ctxfs.store.hotbytes import content_digest
-from ctxfs.store.serving import block_at, directory_at
+from ctxfs.store.keys import block_at, directory_at
 from ctxfs.store.store import Store
 from ctxfs.tiers.hot import HotFile
 from ctxfs.wire.messages import Attributes, Durability, Offer, Reason, Refused
@@ -34,29 +32,25 @@ _READ = 0o444
 
 @dataclass(slots=True)
 class ReceiverCounters:
-    """What came of offers and of what was said to be deleted, since the start."""
+    """What came of offers, since the start."""
 
     received: int = 0
     received_bytes: int = 0
     had: int = 0  # was here already, this version or a newer one
     corrupt: int = 0  # did not match the digest that it was offered with
     no_room: int = 0
-    forgotten: int = 0  # blocks that went since they were deleted elsewhere
 
 
 class Receiver:
-    """`may_accept(key, version)`: whether no deletion that was missed may beat it.
-
-    `to_medium`: say that a block is stored once it is on the cold tier's medium, where there is a
+    """`to_medium`: a block counts as stored once it is on the cold tier's medium, where there is a
     cold tier; else, as soon as it is in memory.
     """
 
     def __init__(
         self,
         store: Store,
-        tombstones: Tombstones,
+        deletions: Deletions,
         *,
-        may_accept: Callable[[bytes, int], bool] = lambda key, version: True,
         to_medium: bool = False,
     ) -> None:
         self.counters = ReceiverCounters()
@@ -64,8 +58,7 @@ class Receiver:
         self._store = store
         self._catalog = store.catalog
         self._promoter = store.mover.promoter
-        self._tombstones = tombstones
-        self._may_accept = may_accept
+        self._deletions = deletions
         self._arriving: set[bytes] = set()  # keys of which a block is on its way
 
     @property
@@ -75,8 +68,8 @@ class Receiver:
 
     # -- blocks
 
-    async def offer(self, offer: Offer) -> Arriving | ArrivingDirectory | Refused:
-        """Make room for a block, or say why it is not wanted.
+    async def offer(self, offer: Offer, member: str) -> Arriving | ArrivingDirectory | Refused:
+        """Make room for a block that a member offers, or say why it is not wanted.
 
         Raises NotPermitted for what is never taken, VersionAhead, TierFull, TierTrouble.
         """
@@ -84,29 +77,33 @@ class Receiver:
         if is_lock(key) or offer.size > self._store.content.block_bytes_max:
             raise NotPermitted("a lock file, or larger than a block may be")
         self._see(offer.version)
-        if (refusal := self._unwanted(offer)) is not None:
+        if (refusal := self._unwanted(offer, member)) is not None:
             return refusal
         if key.startswith(PREFIXES):
-            return ArrivingDirectory(offer, self._take_directory)
+            return ArrivingDirectory(lambda: self._take_directory(offer))
         if key in self._arriving or self._catalog.hot.is_crowded:
             return Refused(reason=Reason.BUSY, retry_ms=RETRY_MS)
         self._arriving.add(key)
         try:
-            return await self._make_room(offer)
+            return await self._make_room(offer, member)
         except BaseException as error:
             self._arriving.discard(key)
             if isinstance(error, CtxfsError):
                 self.counters.no_room += 1
             raise
 
-    async def _make_room(self, offer: Offer) -> Arriving:
+    async def _make_room(self, offer: Offer, member: str) -> Arriving:
         catalog = self._catalog
         # In no directory until all of it is here: who fails to send it leaves nothing behind.
         block = Block(catalog.new_generation(), catalog.names.root, split_key(offer.key)[-1])
         block.size, block.digest, block.origin = offer.size, offer.digest, offer.version
         file = await self._promoter.arriving_file(block)
+
+        async def publish() -> Durability:
+            return await self._publish(offer, block, file, member)
+
         try:
-            return Arriving(offer, block, file, self._publish, self._let_go)
+            return Arriving(file, publish, lambda: self._let_go(offer, file))
         except BaseException:
             self._let_go(offer, file)
             raise
@@ -123,10 +120,10 @@ class Receiver:
         if self._catalog.versions is not None:
             self._catalog.versions.see(version, self._catalog.clock().wall_ns // 1000)
 
-    def _unwanted(self, offer: Offer) -> Refused | None:
+    def _unwanted(self, offer: Offer, member: str) -> Refused | None:
         """Why a block is not taken now, if so."""
         key, version = offer.key, offer.version
-        dead = self._tombstones.get(key)
+        dead = self._deletions.table.get(key)
         if dead is not None and version <= dead.version:
             return Refused(reason=Reason.GONE, version=dead.version, until_ns=dead.until_ns)
         if key.startswith(PREFIXES):
@@ -140,7 +137,7 @@ class Receiver:
                 return Refused(reason=Reason.HAVE, version=block.version)
             if block.generation in self._promoter.flights:
                 return Refused(reason=Reason.BUSY, retry_ms=RETRY_MS)
-        if not self._may_accept(key, version):
+        if not self._deletions.may_accept(key, version, member):
             return Refused(reason=Reason.BUSY, retry_ms=RETRY_MS, text="may have been deleted")
         return None
 
@@ -149,7 +146,7 @@ class Receiver:
         if self._catalog.is_here(block):
             self._catalog.elsewhere.pop(block.generation, None)
 
-    async def _publish(self, offer: Offer, block: Block, file: HotFile) -> Durability:
+    async def _publish(self, offer: Offer, block: Block, file: HotFile, member: str) -> Durability:
         """All bytes are here: verify them, and show the block unless something newer came."""
         try:
             if await content_digest(file) != offer.digest:
@@ -157,7 +154,7 @@ class Receiver:
                 raise CopyCorrupt("what arrived does not match its digest")
             *parents, name = split_key(offer.key)
             directory = await self._directory(parents, offer.attributes)
-            if await self._is_late(offer):
+            if await self._is_late(offer, member):
                 self._let_go(offer, file)
                 return Durability.MEMORY
             # No await from the last look at what is here: nothing comes in between.
@@ -170,14 +167,14 @@ class Receiver:
         self._store.mover.moves.lease_ended()
         return await self._secure(block)
 
-    async def _is_late(self, offer: Offer) -> bool:
+    async def _is_late(self, offer: Offer, member: str) -> bool:
         """Whether this version or a newer one came meanwhile. Raises BlockGone, PeerBusy."""
         while (block := block_at(self._catalog, offer.key)) is not None:
             flight = self._promoter.flights.get(block.generation)
             if flight is None or block.version != offer.version:
                 break
             await flight.done.wait()  # a reader here fetches the same: it is not to be disturbed
-        refusal = self._unwanted(offer)
+        refusal = self._unwanted(offer, member)
         if refusal is not None and refusal.reason is Reason.GONE:
             raise BlockGone("it was removed meanwhile", refusal.version, refusal.until_ns)
         if refusal is not None and refusal.reason is not Reason.HAVE:
@@ -249,47 +246,3 @@ class Receiver:
         if child is None:
             mode = offer.attributes.mode & 0o7777
             self._make_directory(parent, name, offer.attributes, mode)
-
-    # -- deletions
-
-    def deletions(self, after_version: int, count: int) -> list[Tombstone]:
-        """Those with the lowest versions above that one."""
-        return self._tombstones.page(after_version, count)
-
-    async def forget(self, dead: Sequence[Tombstone]) -> None:
-        """These were deleted elsewhere: remember it, and drop what they beat.
-
-        Returns when a restart does not bring that back. What was not told of comes by an exchange.
-        """
-        was_cold = [self.hear(each) for each in dead]
-        if any(was_cold) and self._catalog.cold is not None:
-            await self._catalog.cold.sync()
-
-    def hear(self, dead: Tombstone) -> bool:
-        """Take one; whether a copy on the cold tier went. Nothing awaits."""
-        try:
-            self._see(dead.version)
-        except VersionAhead as error:
-            log.error("a deletion of %r is not believed: %s", dead.key, error)
-            return False
-        self._tombstones.hear(dead)
-        if dead.key.startswith(PREFIXES):
-            self._remove_directory(dead)
-            return False
-        block = block_at(self._catalog, dead.key)
-        # Lock files are of one host alone, and so are those that it deletes.
-        if block is None or block.version > dead.version or is_lock(dead.key):
-            return False
-        was_cold = self._catalog.is_cold(block)
-        self.counters.forgotten += 1
-        self._catalog.tell("removed", block)
-        self._catalog.drop(block)
-        self._store.mover.moves.lease_ended()
-        return was_cold
-
-    def _remove_directory(self, dead: Tombstone) -> None:
-        """A directory was removed elsewhere; one that is not empty here stays."""
-        directory = directory_at(self._catalog, dead.key.removeprefix(PREFIXES))
-        if directory is None or directory.inode > dead.version or directory.entries:
-            return
-        self._catalog.remove_directory(directory)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ctxfs.codec.digest import EMPTY
 from ctxfs.core.block import Block, Directory, State
-from ctxfs.core.key import is_lock
+from ctxfs.core.key import is_lock, is_temporary
 from ctxfs.core.times import NEVER, Now
 from ctxfs.core.tombstones import Tombstones
-from ctxfs.errors import BlockGone, BlockNotFound, CtxfsError
-from ctxfs.store.catalog import Catalog
+from ctxfs.errors import BlockGone, BlockNotFound
 from ctxfs.store.elsewhere import PREFIXES, attributes_of
 from ctxfs.store.handle import Handle
+from ctxfs.store.keys import block_at, directory_at
 from ctxfs.store.store import Store
 from ctxfs.wire.messages import Answer, Attributes, Gone, Have, Miss, Tiers
 
@@ -23,6 +23,8 @@ class Serving:
     """Answers for sealed blocks with a copy here. Those that are only elsewhere are no answer."""
 
     def __init__(self, store: Store, tombstones: Tombstones) -> None:
+        # Whether others may hear of a block that has a temporary name: it may get another soon.
+        self.was_offered: Callable[[Block], bool] = lambda block: True
         self._store = store
         self._catalog = store.catalog
         self._tombstones = tombstones
@@ -46,6 +48,8 @@ class Serving:
         """The block of this key that others may have."""
         block = block_at(self._catalog, key)
         if block is None or block.state is not State.SEALED or is_lock(block.name):
+            return None
+        if is_temporary(block.name) and not self.was_offered(block):
             return None
         is_over = block.expires_ns != NEVER and block.expires_ns <= now.boot_ns
         return block if self._catalog.is_here(block) and not is_over else None
@@ -93,24 +97,6 @@ class Serving:
         if dead is not None and version <= dead.version:
             raise BlockGone("the block was removed", dead.version, dead.until_ns)
         raise BlockNotFound("this version is not here")
-
-
-def block_at(catalog: Catalog, key: bytes) -> Block | None:
-    """The published block of a key, in whatever state."""
-    try:
-        node = catalog.names.resolve(key)
-    except CtxfsError:
-        return None
-    return node if isinstance(node, Block) else None
-
-
-def directory_at(catalog: Catalog, path: bytes) -> Directory | None:
-    """The directory of a path, but for the root."""
-    try:
-        node = catalog.names.resolve(path)
-    except CtxfsError:
-        return None
-    return node if isinstance(node, Directory) and node.parent is not None else None
 
 
 def directory_attributes(directory: Directory) -> Attributes:

@@ -8,7 +8,7 @@ docs/cluster.md has the rules.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -24,7 +24,7 @@ from ctxfs.tiers.remote_missing import MissingKeys
 from ctxfs.tiers.remote_neighbour import MakePeer, Neighbour, Neighbours
 from ctxfs.tiers.remote_reading import Reading
 from ctxfs.tiers.remote_search import Search
-from ctxfs.wire.messages import Gone, GoneKey, Offer, Refused, Stored
+from ctxfs.wire.messages import Gone, GoneKey, Offer, Refused, Stored, Tombstones
 
 log = logging.getLogger(__name__)
 
@@ -242,6 +242,15 @@ class RemoteTier:
             untold.append(neighbour.member.name)
         else:
             self.counters.told += 1
+
+    async def tombstones(self, name: str, known: Mapping[int, int]) -> Tombstones:
+        """Ask a member for all deletions that one who knows so much has not heard of. Raises
+        PeerError, DeadlineExceeded."""
+        neighbour = self._neighbours.get(name)
+        if neighbour is None:
+            raise PeerUnreachable(f"{name} is not a member any more")
+        with neighbour.calling() as peer:
+            return await peer.tombstones(known, self.settings.deadline_s)
 
     # -- what there is to tell
 

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,8 @@ class Cluster:
 
     def healthy(self, name: str) -> set[str]:
         told = json.loads((self[name].mount / ".ctx/peers").read_text())
-        return {each["name"] for each in told["peers"] if each["health"] == "healthy"}
+        peers = {each["name"]: each["peer"] for each in told["members"] if each["peer"]}
+        return {name for name, peer in peers.items() if peer["health"] == "healthy"}
 
     def close(self) -> None:
         self._stack.close()
@@ -80,9 +82,18 @@ def exists(daemon: Daemon, key: str) -> bool:
     return (daemon.mount / key).exists()
 
 
+def is_gone(daemon: Daemon, key: str) -> bool:
+    return not exists(daemon, key)
+
+
+def reads(daemon: Daemon, key: str, content: bytes) -> bool:
+    path = daemon.mount / key
+    return path.exists() and path.read_bytes() == content
+
+
 def replicated(daemon: Daemon, key: str) -> bool:
-    wanted, _, reached = daemon.get(key, "replicas").partition("/")
-    return wanted == reached
+    reached, _, wanted = daemon.get(key, "replicas").partition("/")
+    return reached == wanted
 
 
 def test_a_block_that_one_host_wrote_is_read_on_all(cluster: Callable[..., Cluster]) -> None:
@@ -91,7 +102,7 @@ def test_a_block_that_one_host_wrote_is_read_on_all(cluster: Callable[..., Clust
     made["a"].put("dir-less", content)
     made["a"].set("dir-less", "parent", "before")
     for name in NAMES:
-        wait_until(lambda name=name: exists(made[name], "dir-less"))  # type: ignore[misc]
+        wait_until(partial(exists, made[name], "dir-less"))
         assert (made[name].mount / "dir-less").read_bytes() == content
         assert os.stat(made[name].mount / "dir-less").st_mode & 0o777 == 0o644
 
@@ -101,7 +112,7 @@ def test_a_block_in_directories_is_found_by_its_path(cluster: Callable[..., Clus
     (made["a"].mount / "model/layer").mkdir(parents=True)
     made["a"].put("model/layer/k", b"deep")
     for name in NAMES:
-        wait_until(lambda name=name: exists(made[name], "model/layer/k"))  # type: ignore[misc]
+        wait_until(partial(exists, made[name], "model/layer/k"))
         assert (made[name].mount / "model/layer/k").read_bytes() == b"deep"
 
 
@@ -109,11 +120,11 @@ def test_what_is_unlinked_on_one_host_is_gone_on_all(cluster: Callable[..., Clus
     made = cluster()
     made["a"].put("k", b"content")
     for name in NAMES:
-        wait_until(lambda name=name: exists(made[name], "k"))  # type: ignore[misc]
+        wait_until(partial(exists, made[name], "k"))
         assert (made[name].mount / "k").read_bytes() == b"content"
     (made["b"].mount / "k").unlink()
     for name in NAMES:
-        wait_until(lambda name=name: not exists(made[name], "k"))  # type: ignore[misc]
+        wait_until(partial(is_gone, made[name], "k"))
 
 
 def test_the_newest_content_of_a_key_wins_everywhere(cluster: Callable[..., Cluster]) -> None:
@@ -122,9 +133,7 @@ def test_the_newest_content_of_a_key_wins_everywhere(cluster: Callable[..., Clus
         content = b"%d" % number * 100_000
         made[name].put("k", content)
         for other in NAMES:
-            wait_until(
-                lambda other=other: (made[other].mount / "k").read_bytes() == content  # type: ignore[misc]
-            )
+            wait_until(partial(reads, made[other], "k", content))
 
 
 def test_a_replica_outlives_the_host_that_wrote(cluster: Callable[..., Cluster]) -> None:
@@ -133,7 +142,7 @@ def test_a_replica_outlives_the_host_that_wrote(cluster: Callable[..., Cluster])
     for key, content in contents.items():
         made["a"].put(key, content)
     for key in contents:
-        wait_until(lambda key=key: replicated(made["a"], key))  # type: ignore[misc]
+        wait_until(partial(replicated, made["a"], key))
     made["a"].kill()
     for key, content in contents.items():
         for name in ("b", "c"):
@@ -147,7 +156,7 @@ def test_a_host_that_was_away_does_not_bring_back_what_was_deleted(
     made["a"].put("k", noise(1, 50_000))
     made["a"].set("k", "tier", "cold")
     for name in NAMES:
-        wait_until(lambda name=name: exists(made[name], "k"))  # type: ignore[misc]
+        wait_until(partial(exists, made[name], "k"))
     made["a"].kill()
     (made["b"].mount / "k").unlink()
     made["a"].start()

@@ -144,7 +144,7 @@ async def test_a_deletion_is_told_and_asked_for(world: World) -> None:
         await peer.forget([dead], PATIENCE_S)
         with pytest.raises(BlockGone):
             await peer.read(b"k", dead.version, memoryview(bytearray(1)), PATIENCE_S)
-        page = await peer.tombstones(0, 0, PATIENCE_S)
+        page = await peer.tombstones({}, PATIENCE_S)
         assert (page.entries, page.cursor) == ((dead,), 0)
         refused = await peer.push(offer_of(b"k", b"x", host.version()), memoryview(b"x"), 5)
         assert isinstance(refused, Refused)
@@ -186,14 +186,11 @@ async def test_what_is_written_on_one_host_is_read_on_the_other_and_deleted_on_b
 async def test_many_deletions_come_in_pages(world: World) -> None:
     async with clustered(world, 2) as host, asked(host) as (_, peer):
         dead = {host.delete(b"k%d" % number).version for number in range(2500)}
-        seen: list[int] = []
-        cursor = 0
-        while True:
-            page = await peer.tombstones(0, cursor, PATIENCE_S)
-            seen += [each.version for each in page.entries]
-            if not (cursor := page.cursor):
-                break
-        assert seen == sorted(dead)
+        page = await peer.tombstones({}, PATIENCE_S)
+        assert [each.version for each in page.entries] == sorted(dead)
+        assert dict(page.known) == host.deletions.table.known
+        rest = await peer.tombstones({host.deletions.table.slot: sorted(dead)[9]}, PATIENCE_S)
+        assert [each.version for each in rest.entries] == sorted(dead)[10:]
 
 
 async def test_more_readers_than_may_read_are_sent_to_another_holder(world: World) -> None:

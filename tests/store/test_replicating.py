@@ -180,7 +180,7 @@ async def test_a_home_that_knows_it_was_deleted_has_it_dropped_here(world: World
         block = await put(it.host.store, "k", CONTENT)
         with pytest.raises(BlockNotFound):
             await it.replicator.wait(block)
-        assert it.host.deletions.beats(b"k", block.version)
+        assert it.host.deletions.table.beats(b"k", block.version)
         assert it.replicator.waiting == 0
 
 
@@ -308,7 +308,7 @@ async def test_the_sign_of_a_directory_goes_to_its_homes_and_its_removal_is_told
         assert (offer.attributes.mode, offer.attributes.uid) == (0o750, 5)
         assert isinstance(root.entries.get(b"d"), Directory)
         it.host.store.remove_directory(root, b"d")
-        assert it.host.deletions.beats(PREFIXES + b"d", offer.version)
+        assert it.host.deletions.table.beats(PREFIXES + b"d", offer.version)
 
 
 async def test_bytes_in_flight_are_bounded_and_a_large_one_goes_alone() -> None:

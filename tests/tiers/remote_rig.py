@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from ctxfs.core.members import Member, Membership, split_address
+from ctxfs.addresses import split_address
+from ctxfs.core.members import Member, Membership
 from ctxfs.core.placement import Placement
 from ctxfs.device.door import Opened
 from ctxfs.device.peer import Peer
