@@ -1,6 +1,6 @@
 """The writing end of one cold device: batches of records, in order, into the open segment.
 
-Two batches may be in flight, so that the device never waits for the next one; they are settled in
+Some batches may be in flight, so that the device never waits for the next one; they are settled in
 their order. So what is acknowledged has every earlier record of its segment on the device, and a
 scan never stops before it.
 """
@@ -21,7 +21,7 @@ from ctxfs.tiers.cold_placing import ARENA_BYTES, Batch, Item, Placer
 from ctxfs.tiers.cold_requests import DataRequest, Group, NoteRequest, Request
 from ctxfs.tiers.cold_space import Segment, Space
 
-_BATCHES_AT_ONCE: Final = 2
+BATCHES_AT_ONCE: Final = 4
 # Small neighbours go out as one write, up to so much; where it fails, so much is lost.
 _MERGE_BYTES_MAX: Final = 1 << 20
 _MERGE_SHARE: Final = 8  # of a segment: one in so many
@@ -47,7 +47,7 @@ class ColdWriter:
         self._merge_bytes = min(_MERGE_BYTES_MAX, space.geometry.segment_bytes // _MERGE_SHARE)
         self._queue: deque[Request] = deque()
         self._inflight: deque[Batch] = deque()
-        self._arenas = [Scratch(ARENA_BYTES) for _ in range(_BATCHES_AT_ONCE)]
+        self._arenas = [Scratch(ARENA_BYTES) for _ in range(BATCHES_AT_ONCE)]
         # By sequence of a segment: the position from which on its records are lost, and why.
         self._failures: dict[int, tuple[int, DeviceError]] = {}
         # The same, until nothing can be found there any more: by sequence, the segment and where.
@@ -145,7 +145,7 @@ class ColdWriter:
     async def _write_all(self, nursery: trio.Nursery) -> None:
         while self._queue or self._inflight:
             self._settle_written()
-            if self._queue and len(self._inflight) < _BATCHES_AT_ONCE and not self._filling:
+            if self._queue and len(self._inflight) < BATCHES_AT_ONCE and not self._filling:
                 batch = await self._next_batch()
                 nursery.start_soon(self._write, batch)
             elif self._inflight:
