@@ -1,5 +1,6 @@
 """Measures that reach the medium: blocks leaving for the cold tier, and coming back."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,20 @@ class ColdMeasure:
     synced: bool = False
 
 
+class Content:
+    """What is written: never the same twice, since that would be stored once."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, work: Workload) -> None:
+        self._bytes = bytearray(work.payload)
+
+    def new(self) -> bytearray:
+        """The content of the next block; good until the one after that."""
+        self._bytes[:8] = next(self._numbers).to_bytes(8, "little")
+        return self._bytes
+
+
 @contextmanager
 def new_blocks(place: Place, work: Workload) -> Iterator[list[Path]]:
     """Names for one measure; what was written under them is removed afterwards."""
@@ -42,15 +57,21 @@ def write_out(place: Place, work: Workload, clients: int) -> Sample:
     """
     move = set_cold if place.tiers else sync
     with new_blocks(place, work) as paths:
+        content = Content(work)
         for path in paths:
-            write(path, work.payload)
+            write(path, content.new())
         return together([partial(move, path) for path in paths], clients=clients, size=work.size)
 
 
 def write_out_fsync(place: Place, work: Workload, clients: int) -> Sample:
     """Create, write, `fsync`, close."""
     with new_blocks(place, work) as paths:
-        calls = [partial(write_synced, path, work.payload) for path in paths]
+        contents = [Content(work) for _ in range(clients)]
+        # `together` deals the calls out in turn, so a client always gets the same one.
+        calls = [
+            partial(write_synced, path, contents[number % clients])
+            for number, path in enumerate(paths)
+        ]
         return together(calls, clients=clients, size=work.size)
 
 
@@ -58,8 +79,9 @@ def cold_get(place: Place, work: Workload, clients: int) -> Sample:
     """Open and read blocks of which no memory holds a copy."""
     buffers = [bytearray(work.size) for _ in range(clients)]
     with new_blocks(place, work) as paths:
+        content = Content(work)
         for path in paths:
-            write_synced(path, work.payload)
+            write_synced(path, content)
             forget(path)
             if place.tiers:
                 set_cold(path)
@@ -82,10 +104,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_synced(path: Path, payload: bytes) -> None:
+def write_synced(path: Path, content: Content) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        write_all(descriptor, payload)
+        write_all(descriptor, content.new())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -54,7 +54,7 @@ def prepare(place: Place, work: Workload) -> None:
         write(path, work.payload)
 
 
-def write(path: Path, payload: bytes) -> None:
+def write(path: Path, payload: bytes | bytearray) -> None:
     """Create, one write, close."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
@@ -63,7 +63,7 @@ def write(path: Path, payload: bytes) -> None:
         os.close(descriptor)
 
 
-def write_all(descriptor: int, payload: bytes) -> None:
+def write_all(descriptor: int, payload: bytes | bytearray) -> None:
     """One write where it is taken whole, as it is everywhere up to 2 GiB."""
     rest = memoryview(payload)
     while rest:

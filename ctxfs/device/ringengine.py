@@ -19,6 +19,9 @@ from ctxfs.device.transfers import Part, Transfer, Verb, cut
 from ctxfs.device.uring import Ring
 from ctxfs.errors import DeviceError
 
+FLYING_BYTES = 4 << 20  # from which on more in flight at once makes no device faster
+TURN_BYTES = 4 << 20  # of one transfer, before others get their turn
+SHORT_BYTES = 64 << 10  # a transfer of so much is not to wait for longer ones
 RESUBMIT_SECONDS = 0.01  # until the next try when the kernel had no memory for a submission
 
 
@@ -44,6 +47,7 @@ class UringEngine:
         # By number, in the order in which they went into the ring. Numbers are never used twice.
         self._inflight: dict[int, Part] = {}
         self._resting: set[Part] = set()  # those that are sent again after a while
+        self._flying_bytes = 0  # of the parts in flight
         self._numbers = 0
         self._asked = trio.Event()
         self._refusal: str | None = "its run() has not started"
@@ -102,7 +106,10 @@ class UringEngine:
             transfer.unsent.append(Part(transfer, verb))
         else:
             cut(transfer, verb, offset, spans, self.dialect.part_bytes)
-        self._waiting.append(transfer)
+        if transfer.unsent and transfer.unsent[0].length <= SHORT_BYTES:
+            self._waiting.appendleft(transfer)
+        else:
+            self._waiting.append(transfer)
         at_once = len(transfer.unsent) > 1  # it is long: what may yet come along gains nothing
         if at_once:
             self._fill()
@@ -135,22 +142,40 @@ class UringEngine:
     async def _run_completion(self) -> None:
         while True:
             await self._complete_some()
-            if self._waiting:
-                self._asked.set()
+            if self._waiting:  # the device has room now, and is not to wait for a turn of the loop
+                self._fill()
+                if self._submit():
+                    self._asked.set()
 
     def _fill(self) -> None:
-        """Move waiting parts into the ring: one of each transfer in turn, so that none starves."""
-        while self._waiting and len(self._inflight) < self._ring.entries:
+        """Move waiting parts into the ring: some of each transfer in turn, so that none starves.
+
+        What is sent at once ends at once, and the device would wait for all who then do something
+        about it. So no more is sent than keeps it busy, and one transfer ends before the next.
+        """
+        while self._waiting and self._has_room():
             transfer = self._waiting.popleft()
-            if not transfer.unsent:
-                continue
-            part = transfer.unsent.popleft()
-            if transfer.unsent:
+            turn_bytes = 0
+            while transfer.unsent and turn_bytes < TURN_BYTES and self._has_room():
+                turn_bytes += self._put(transfer)
+            if transfer.unsent and turn_bytes < TURN_BYTES:
+                self._waiting.appendleft(transfer)
+            elif transfer.unsent:
                 self._waiting.append(transfer)
-            self._numbers += 1
-            self._inflight[self._numbers] = part
-            transfer.inflight += 1
-            self.dialect.put(self._ring, self._numbers, part)
+
+    def _has_room(self) -> bool:
+        return self._flying_bytes < FLYING_BYTES and len(self._inflight) < self._ring.entries
+
+    def _put(self, transfer: Transfer) -> int:
+        """Put the next part of a transfer into the ring; returns its length."""
+        part = transfer.unsent.popleft()
+        self._numbers += 1
+        self._inflight[self._numbers] = part
+        transfer.inflight += 1
+        part.sent_bytes = part.length
+        self._flying_bytes += part.length
+        self.dialect.put(self._ring, self._numbers, part)
+        return part.length
 
     def _submit(self) -> int:
         """How many entries the kernel has not taken, for want of memory."""
@@ -168,6 +193,7 @@ class UringEngine:
         self._refusal = why
         for _ in range(self._ring.unsubmitted()):
             _, part = self._inflight.popitem()  # the last ones put
+            self._flying_bytes -= part.sent_bytes
             part.transfer.inflight -= 1
             part.transfer.end(self._refused())
         while self._waiting:
@@ -188,6 +214,7 @@ class UringEngine:
                 self.strays += 1
                 continue
             part.transfer.inflight -= 1
+            self._flying_bytes -= part.sent_bytes
             self._take(part, result)
             part.transfer.settle()
 

@@ -52,6 +52,7 @@ class Part:
     offset: int = 0
     spans: Sequence[Span] = ()
     length: int = 0  # of all spans, bytes
+    sent_bytes: int = 0  # of it, when it went into the ring last
     retries: int = 0
     # An array of struct iovec that the kernel may read until the request completes.
     vectors: ctypes.Array[ctypes.c_ulong] | None = None

@@ -17,30 +17,53 @@ def utc_text(wall_ns: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+class _Entry:
+    """One event; most are never read, and making a line takes longer than what it tells of."""
+
+    __slots__ = ("_facts", "_kind", "_line", "_wall_ns", "number")
+
+    def __init__(self, number: int, kind: str, wall_ns: int, facts: dict[str, Any]) -> None:
+        self.number = number
+        self._kind = kind
+        self._wall_ns = wall_ns
+        self._facts = facts
+        self._line = b""
+
+    def as_line(self) -> bytes:
+        if not self._line:
+            record = {"time": utc_text(self._wall_ns), "event": self._kind, **self._facts}
+            text = json.dumps(record, ensure_ascii=True, separators=(", ", ": "))
+            self._line = text.encode() + b"\n"
+            self._facts = {}
+        return self._line
+
+
 class Events:
     """JSON lines. A watcher that reads too slowly misses lines; it never holds anybody up."""
 
     def __init__(self, kept_max: int) -> None:
-        self._recent: deque[tuple[int, bytes]] = deque(maxlen=max(1, kept_max))
+        self._recent: deque[_Entry] = deque(maxlen=max(1, kept_max))
         self._numbers = itertools.count(1)
         self._arrived = trio.Event()
 
     def emit(self, kind: str, wall_ns: int, **facts: Any) -> None:
         """Add one line: `{"time", "event", ...facts}`."""
-        record = {"time": utc_text(wall_ns), "event": kind, **facts}
-        line = json.dumps(record, ensure_ascii=True, separators=(", ", ": ")).encode() + b"\n"
-        self._recent.append((next(self._numbers), line))
+        self._recent.append(_Entry(next(self._numbers), kind, wall_ns, facts))
         self._arrived.set()
         self._arrived = trio.Event()
 
     def recent(self) -> bytes:
         """Return the lines still remembered."""
-        return b"".join(line for _, line in self._recent)
+        return b"".join(entry.as_line() for entry in self._recent)
 
     def after(self, number: int) -> tuple[int, bytes]:
         """Return the lines later than `number`, and the number of the last of them."""
-        lines = [entry for entry in self._recent if entry[0] > number]
-        return (lines[-1][0], b"".join(line for _, line in lines)) if lines else (number, b"")
+        newest_first = itertools.takewhile(
+            lambda each: each.number > number, reversed(self._recent)
+        )
+        entries = list(newest_first)[::-1]
+        last = entries[-1].number if entries else number
+        return last, b"".join(entry.as_line() for entry in entries)
 
     async def wait_after(self, number: int) -> tuple[int, bytes]:
         """Like `after`, but wait until there is at least one."""

@@ -1,6 +1,6 @@
 """The writing end of one cold device: batches of records, in order, into the open segment.
 
-Two batches may be in flight, so that the device never waits for the next one; they are settled in
+Some batches may be in flight, so that the device never waits for the next one; they are settled in
 their order. So what is acknowledged has every earlier record of its segment on the device, and a
 scan never stops before it.
 """
@@ -21,7 +21,7 @@ from ctxfs.tiers.cold_placing import ARENA_BYTES, Batch, Item, Placer
 from ctxfs.tiers.cold_requests import DataRequest, Group, NoteRequest, Request
 from ctxfs.tiers.cold_space import Segment, Space
 
-_BATCHES_AT_ONCE: Final = 2
+BATCHES_AT_ONCE: Final = 4
 # Small neighbours go out as one write, up to so much; where it fails, so much is lost.
 _MERGE_BYTES_MAX: Final = 1 << 20
 _MERGE_SHARE: Final = 8  # of a segment: one in so many
@@ -31,9 +31,9 @@ _MERGE_SPANS: Final = 256
 class ColdWriter:
     """Raises nothing of its own: how it went is left in each request's `error`.
 
-    The task that writes is started by the first request and ends with the last. It is a system
-    task, for it works for many callers, none of whom owns it; it does not outlive them, since each
-    waits, shielded, until what it asked for is finished.
+    Who finds nobody writing writes its own batch. For what comes meanwhile there is a task, until
+    nothing is left. It is a system task, for it works for many callers, none of whom owns it; it
+    does not outlive them, since each waits, shielded, until what it asked for is finished.
     """
 
     def __init__(
@@ -47,14 +47,15 @@ class ColdWriter:
         self._merge_bytes = min(_MERGE_BYTES_MAX, space.geometry.segment_bytes // _MERGE_SHARE)
         self._queue: deque[Request] = deque()
         self._inflight: deque[Batch] = deque()
-        self._arenas = [Scratch(ARENA_BYTES) for _ in range(_BATCHES_AT_ONCE)]
+        self._arenas = [Scratch(ARENA_BYTES) for _ in range(BATCHES_AT_ONCE)]
         # By sequence of a segment: the position from which on its records are lost, and why.
         self._failures: dict[int, tuple[int, DeviceError]] = {}
         # The same, until nothing can be found there any more: by sequence, the segment and where.
         self.broken: dict[int, tuple[Segment, int]] = {}
         self._signal = trio.Event()  # something was queued, or a batch is written
         self._filling = False  # a batch, in which failures must not show half way
-        self.writing = False
+        self._leads = False  # a caller writes
+        self._works = False  # the task does
         self.batches = 0  # settled
         self.batch_ended = trio.lowlevel.ParkingLot()
         # Every record in a segment of a lower sequence has been written or has failed.
@@ -76,8 +77,10 @@ class ColdWriter:
         self._queue.extend(requests)
         self._signal.set()
         if not self.writing:
-            self.writing = True
-            trio.lowlevel.spawn_system_task(self._work, name="ctxfs cold writer")
+            with trio.CancelScope(shield=True):
+                await self._lead()
+        elif not self._works:
+            self._begin_work()
         try:
             await group.finished.wait()
         except trio.Cancelled:
@@ -94,6 +97,30 @@ class ColdWriter:
             request.finish(DeviceError("withdrawn"))
         return bool(untaken)
 
+    @property
+    def writing(self) -> bool:
+        """Whether anything is queued or in flight."""
+        return self._leads or self._works
+
+    async def _lead(self) -> None:
+        """Write the first batch: a task for it would begin some turns of the loop later."""
+        self._leads = True
+        try:
+            batch = await self._next_batch()
+            if self._queue:
+                self._begin_work()
+            await self._write(batch)
+        except BaseException as error:
+            self._fail_all(error)
+            raise
+        finally:
+            self._leads = False
+            self.batch_ended.unpark_all()
+
+    def _begin_work(self) -> None:
+        self._works = True
+        trio.lowlevel.spawn_system_task(self._work, name="ctxfs cold writer")
+
     async def _work(self) -> None:
         """Write until nothing is queued or in flight."""
         try:
@@ -101,29 +128,39 @@ class ColdWriter:
                 while self._queue:  # leaving the nursery takes a turn, and more may come in it
                     async with trio.open_nursery() as nursery:
                         await self._write_all(nursery)
-        except BaseException as error:  # a bug: it ends the daemon, and nobody waits for ever
-            for request in {request for batch in self._inflight for request in batch.requests}:
-                request.finish(DeviceError(f"the writer failed: {error!r}"))
-            for request in self._queue:
-                request.finish(DeviceError(f"the writer failed: {error!r}"))
+        except BaseException as error:
+            self._fail_all(error)
             raise
         finally:
-            self.writing = False
+            self._works = False
             self.batch_ended.unpark_all()
+
+    def _fail_all(self, error: BaseException) -> None:
+        """A bug: it ends the daemon, and nobody waits for ever."""
+        for request in {request for batch in self._inflight for request in batch.requests}:
+            request.finish(DeviceError(f"the writer failed: {error!r}"))
+        for request in self._queue:
+            request.finish(DeviceError(f"the writer failed: {error!r}"))
 
     async def _write_all(self, nursery: trio.Nursery) -> None:
         while self._queue or self._inflight:
             self._settle_written()
-            if self._queue and len(self._inflight) < _BATCHES_AT_ONCE:
-                batch = Batch(self._arenas.pop())
-                self._inflight.append(batch)
-                self._filling = True
-                await self._fill(batch)
-                self._filling = False
+            if self._queue and len(self._inflight) < BATCHES_AT_ONCE and not self._filling:
+                batch = await self._next_batch()
                 nursery.start_soon(self._write, batch)
             elif self._inflight:
                 self._signal = trio.Event()
                 await self._signal.wait()
+
+    async def _next_batch(self) -> Batch:
+        """Take from the queue. One at a time: places are given in order."""
+        batch = Batch(self._arenas.pop())
+        self._inflight.append(batch)
+        self._filling = True
+        await self._fill(batch)
+        self._filling = False
+        self._signal.set()
+        return batch
 
     async def _fill(self, batch: Batch) -> None:
         """Give places to what is queued, until the batch is full."""

@@ -7,6 +7,7 @@ import trio.testing
 from ctxfs.errors import BadValue, BlockNotFound, DeviceError, DeviceLost, TierFull
 from ctxfs.ondisk.layout import padded
 from ctxfs.tiers.cold_buffers import Scratch
+from ctxfs.tiers.cold_writer import BATCHES_AT_ONCE
 from tests.tiers.cold_rig import SEGMENT, Rig, content, engine, meta
 
 
@@ -264,7 +265,7 @@ async def test_cancelled_put_leaves_nothing_and_does_not_touch_memory() -> None:
         ended.append("cancelled" if scope.cancelled_caught else "put")
 
     async with trio.open_nursery() as nursery:
-        for _ in range(2):  # as many batches as are in flight at once
+        for _ in range(BATCHES_AT_ONCE):
             nursery.start_soon(rig.put, 5000)
             await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(put_cancelled)
@@ -273,9 +274,8 @@ async def test_cancelled_put_leaves_nothing_and_does_not_touch_memory() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert ended == ["cancelled"]
         gate.set()
-    assert rig.tier.holds(1)
-    assert rig.tier.holds(2)
-    assert not rig.tier.holds(3)
+    assert all(rig.tier.holds(generation) for generation in range(1, BATCHES_AT_ONCE + 1))
+    assert not rig.tier.holds(BATCHES_AT_ONCE + 1)
     rig.check_accounts()
 
 
