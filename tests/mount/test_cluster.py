@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority
 from tests.mount.harness import MIB, Daemon, noise, wait_until
 
 NAMES = ("a", "b", "c")
@@ -26,10 +27,23 @@ def free_ports(count: int) -> list[int]:
         return [sock.getsockname()[1] for sock in sockets]
 
 
+def trust(authority: Authority, name: str) -> str:
+    """What a member with a certificate has in its configuration."""
+    files = authority.issue(name)
+    return f'ca = "{authority.cert}"\ncert = "{files.cert}"\nkey = "{files.key}"\n'
+
+
 class Cluster:
     """Daemons of one fixed list, by name; started when asked for."""
 
-    def __init__(self, base: Path, channel: str, names: tuple[str, ...], replicas: int) -> None:
+    def __init__(
+        self,
+        base: Path,
+        channel: str,
+        names: tuple[str, ...],
+        replicas: int,
+        authority: Authority | None = None,
+    ) -> None:
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         members = ", ".join(f'"{name}=127.0.0.1:{port}"' for name, port in ports.items())
         self._stack = ExitStack()
@@ -39,8 +53,9 @@ class Cluster:
             room.mkdir()
             config = (
                 f'[cluster]\nid = "test"\nname = "{name}"\nlisten = "127.0.0.1:{port}"\n'
-                f"insecure = true\nreplicas = {replicas}\nmembers = [{members}]\n"
+                f"replicas = {replicas}\nmembers = [{members}]\n"
             )
+            config += "insecure = true\n" if authority is None else trust(authority, name)
             self.daemons[name] = Daemon(
                 room, config=config, channel=channel, hot="64MiB", cold="64MiB"
             )
@@ -70,8 +85,10 @@ class Cluster:
 def cluster(channel: str, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     with ExitStack() as stack:
 
-        def make(names: tuple[str, ...] = NAMES, *, replicas: int = 2) -> Cluster:
-            made = Cluster(tmp_path, channel, names, replicas)
+        def make(
+            names: tuple[str, ...] = NAMES, *, replicas: int = 2, authority: Authority | None = None
+        ) -> Cluster:
+            made = Cluster(tmp_path, channel, names, replicas, authority)
             stack.callback(made.close)
             return made.start()
 
@@ -163,3 +180,44 @@ def test_a_host_that_was_away_does_not_bring_back_what_was_deleted(
     assert not exists(made["a"], "k")
     for name in ("b", "c"):
         assert not exists(made[name], "k")
+
+
+@pytest.mark.channel("direct")
+def test_members_with_certificates_share_and_one_with_anothers_does_not(
+    cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    made = cluster(("a", "b"), authority=authority)
+    content = noise(1, 3 * MIB)
+    made["a"].put("k", content)
+    wait_until(partial(reads, made["b"], "k", content))
+    made["b"].stop()
+    toml = made["b"].mount.parent / "ctxfs.toml"
+    toml.write_text(toml.read_text().replace("/b.pem", "/c.pem").replace("/b.key", "/c.key"))
+    authority.issue("c")
+    made["b"].start()
+    made["b"].put("mine", b"content")
+    wait_until(lambda: made["b"].get("mine", "state") == "sealed")
+    assert not exists(made["a"], "mine")
+    assert made.healthy("b") == set()
+
+
+@pytest.mark.channel("direct")
+def test_blocks_of_a_host_that_was_alone_are_read_by_one_that_joins(
+    cluster: Callable[..., Cluster],
+) -> None:
+    made = cluster(("a", "b"))
+    both = (made["a"].mount.parent / "ctxfs.toml").read_text()
+    made["a"].stop()
+    made["b"].stop()
+    (made["a"].mount.parent / "ctxfs.toml").write_text("")
+    made["a"].start()
+    contents = {f"old{number}": noise(number, 50_000) for number in range(5)}
+    for key, content in contents.items():
+        made["a"].put(key, content)
+    assert made["a"].stop() == 0
+    (made["a"].mount.parent / "ctxfs.toml").write_text(both)
+    made["a"].start()
+    made["b"].start()
+    for key, content in contents.items():
+        wait_until(partial(reads, made["b"], key, content))
