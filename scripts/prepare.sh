@@ -56,11 +56,8 @@ os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))'
         need mount command -v losetup
         need e2fsprogs command -v mkfs.ext4
         need procps command -v ps
-<<<<<<< HEAD
         need iproute2 command -v ip
         need iperf3 command -v iperf3
-=======
->>>>>>> members
         need etcd-server command -v etcd
     fi
 }
