@@ -79,7 +79,7 @@ class ColdWriter:
         if not self.writing:
             with trio.CancelScope(shield=True):
                 await self._lead()
-        elif not self._works:
+        else:
             self._begin_work()
         try:
             await group.finished.wait()
@@ -118,6 +118,8 @@ class ColdWriter:
             self.batch_ended.unpark_all()
 
     def _begin_work(self) -> None:
+        if self._works:
+            return
         self._works = True
         trio.lowlevel.spawn_system_task(self._work, name="ctxfs cold writer")
 

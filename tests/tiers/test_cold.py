@@ -509,3 +509,20 @@ async def test_large_block_lies_in_many_segments() -> None:
     await rig.tier.sync()
     await rig.crash()
     await rig.check(generation)
+
+
+async def test_one_task_writes_what_comes_while_the_first_is_given_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ctxfs.tiers.cold_buffers._INLINE_BYTES_MAX", 0)  # checksums are awaited
+    rig = Rig(engine())
+    await rig.open()
+    async with trio.open_nursery() as nursery:
+        for size in (SEGMENT, 5000, 5000, SEGMENT, 5000):
+            nursery.start_soon(rig.put, size)
+            await trio.lowlevel.checkpoint()
+    root = trio.lowlevel.current_root_task()
+    assert root is not None
+    await trio.testing.wait_all_tasks_blocked()
+    tasks = [task.name for nursery in root.child_nurseries for task in nursery.child_tasks]
+    assert "ctxfs cold writer" not in tasks
