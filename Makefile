@@ -4,6 +4,8 @@ BIN := .venv/bin
 PREPARE := scripts/prepare.sh
 # Another Python of at least 3.11: make PYTHON=/usr/bin/python3 …
 export PYTHON
+# How many processes run the tests; 0: this one alone, as for `-s` and `--pdb`.
+WORKERS := 2
 # What boots a throw-away kernel with NVMe drives and runs a command there.
 LAB := ../shared/lab/lab
 
@@ -17,8 +19,8 @@ help: ## show this
 demo: prepare-run ## prepare the machine, mount, and put real K and V through it
 	@$(BIN)/python -m demo $(ARGS)
 
-test: prepare-dev ## prepare the machine and run the tests; ARGS="-k expiry" chooses
-	@$(BIN)/python -m pytest $(ARGS)
+test: prepare-dev ## prepare the machine and run the tests; ARGS="-k expiry" chooses, WORKERS=0 is one process
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-lab: prepare-dev ## the tests that need NVMe drives, on a kernel of their own; LAB= names the lab
 	@$(BIN)/python -m tests.lab "$(LAB)" $(ARGS)

@@ -257,6 +257,8 @@ class Actor:
 
     def _act(self, play: Callable[[], Iterator[Any]]) -> NoReturn:
         status = 1
+        for number in (signal.SIGTERM, signal.SIGHUP):  # what runs the tests may heed them
+            signal.signal(number, signal.SIG_DFL)
         steps: Iterator[Any] | None = None
         try:
             while os.read(self._orders, 1) == b"n":

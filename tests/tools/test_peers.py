@@ -19,7 +19,20 @@ MEMBER = {
     "address": "10.0.0.1:7440",
     "incarnation": 7,
 }
-AWAY = MEMBER | {"name": "node2", "self": False, "state": "suspect", "away_s": 70.0, "zone": "b"}
+AWAY = MEMBER | {
+    "name": "node2",
+    "self": False,
+    "state": "suspect",
+    "away_s": 70.0,
+    "zone": "b",
+    "peer": {
+        "health": "broken",
+        "round_trip_s": 0.0012,
+        "received_bytes": 2 << 20,
+        "sent_bytes": 3 << 30,
+    },
+}
+SEEN = ("broken", "1.2ms", "2.0MiB", "3.0GiB")
 
 
 def tell(mount: FakeMount, **source: Any) -> dict[str, Any]:
@@ -44,8 +57,8 @@ def test_members_are_shown_with_state_zone_and_weight(mount: FakeMount, run: Run
     assert first == "cluster prod, by etcd, which answers since then"
     assert empty == ""
     assert [row.split() for row in rows] == [
-        ["*", "node1", "live", "-", "a", "5", "1.0TiB", "10.0.0.1:7440"],
-        ["node2", "suspect", "1m10s", "b", "5", "1.0TiB", "10.0.0.1:7440"],
+        ["*", "node1", "live", "-", "a", "1.0TiB", "10.0.0.1:7440"],
+        ["node2", "suspect", "1m10s", *SEEN, "b", "1.0TiB", "10.0.0.1:7440"],
     ]
 
 

@@ -156,7 +156,8 @@ def test_every_picture_can_be_drawn_on_a_terminal(
 ) -> None:
     mount.block("k")
     terminal = Terminal(words, environment)
-    assert terminal.finish() == 0
+    # The doctor looks at the whole machine, where other mounts may be in trouble.
+    assert terminal.finish() in ((0, 1) if words == ["doctor"] else (0,))
     assert b"Traceback" not in terminal.text
 
 
