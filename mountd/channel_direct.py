@@ -336,6 +336,7 @@ class DirectChannel:
             return
         if header.opcode not in SILENT:
             self._device.answer(replies.header(header.unique, len(answer)), answer)
+        self._operations.note_opens()
 
     def _do_put_off(self) -> None:
         """Carry out closes that nobody waits for: the next open was to come first."""

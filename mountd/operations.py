@@ -86,6 +86,7 @@ class Operations:
         self._session = session
         self.trouble_is_error = trouble_is_error
         self._redirects = Redirects(store)
+        self._unnoted: list[Handle] = []
 
     # -- names and attributes
 
@@ -299,7 +300,16 @@ class Operations:
         ):
             return None
         handle = self._store.open_hot(node, self._reader(node, caller))
-        return self.files.add(Opened(handle), inode, caller) if handle is not None else None
+        if handle is None:
+            return None
+        self._unnoted.append(handle)
+        return self.files.add(Opened(handle), inode, caller)
+
+    def note_opens(self) -> None:
+        """Note that blocks were used; to be called when `open_at_once` was answered."""
+        while self._unnoted:
+            handle = self._unnoted.pop()
+            self._store.used(handle.block, handle.owner)
 
     async def open(self, inode: int, flags: int, caller: Caller) -> tuple[int, bool]:
         """Open a file; returns the handle and whether it is to bypass the page cache."""

@@ -290,11 +290,15 @@ class Store:
             self.catalog.forget_if_unused(block)
             raise
         if owner != -1:
-            self._used(block, owner, was_hot=was_hot, was_warm=was_warm)
+            self.used(block, owner, was_hot=was_hot, was_warm=was_warm)
         return Handle(block, file, owner, writable=False)
 
     def open_hot(self, block: Block, owner: int) -> Handle | None:
-        """Open a sealed block that is hot for reading; None: `open_for_read` is to be asked."""
+        """Open a sealed block that is hot for reading; None: `open_for_read` is to be asked.
+
+        The caller says `used` before anybody gets a turn: who waits for the file need not wait
+        for that.
+        """
         if not block.is_hot or self._hot.is_crowded:
             return None
         try:
@@ -302,10 +306,12 @@ class Store:
         except FileNotFoundError:
             return None
         block.opens += 1
-        self._used(block, owner, was_hot=True)
         return Handle(block, file, owner, writable=False)
 
-    def _used(self, block: Block, owner: int, *, was_hot: bool, was_warm: bool = False) -> None:
+    def used(
+        self, block: Block, owner: int, *, was_hot: bool = True, was_warm: bool = False
+    ) -> None:
+        """A process opened it."""
         now = self.catalog.clock()
         block.used_ns, block.atime_ns = now.boot_ns, now.wall_ns
         block.hits += 1
