@@ -464,6 +464,21 @@ class Catalog:
             self._remove_copies(block)
         return bool(waiting)
 
+    def free_replaced(self) -> bool:
+        """Room is short in the hot tier: do not keep copies there for what is not sealed yet. What
+        was synced is on the cold tier, and is kept there. Whether any went."""
+        freed = False
+        for by, (since_ns, waiting) in list(self._replaced.items()):
+            synced = [block for block in waiting if self.is_cold(block)]
+            self._replaced[by] = since_ns, [block for block in waiting if block not in synced]
+            freed |= self.release_replaced(by)
+            if synced:
+                self._replaced[by] = since_ns, synced
+            for block in synced:
+                freed |= block.is_hot
+                self.drop_hot(block)
+        return freed
+
     def release_all_replaced(self, before_ns: int = NO_TIME_LIMIT) -> bool:
         """Do not wait any longer for what takes long to be sealed, or for room. Whether any was
         kept since before that time of the boot clock."""

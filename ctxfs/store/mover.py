@@ -161,7 +161,7 @@ class Mover:
     async def _free_or_wait(self, need_bytes: int, asked_at: float) -> None:
         changed = self.moves.next_change()
         stuck: set[int] = set()
-        if self._catalog.release_all_replaced():
+        if self._catalog.free_replaced():
             return
         if await self._free(need_bytes, stuck, strict=True):
             return
