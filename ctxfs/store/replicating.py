@@ -227,13 +227,14 @@ class Replicator:
                 await self._woken.wait()
 
     async def _attempt(self, number: int, slots: trio.Semaphore) -> None:
-        pending = self._pending[number]
+        pending = self._pending.get(number)
         try:
-            is_over = await self._send(number, pending)
+            # It may have been left to repair since.
+            is_over = pending is None or await self._send(number, pending)
         finally:
             self._under_way.discard(number)
             slots.release()
-        if self._pending.get(number) is not pending:
+        if pending is None or self._pending.get(number) is not pending:
             self._again(number)  # it changed meanwhile
         elif is_over:
             del self._pending[number]
