@@ -147,6 +147,11 @@ class Chaos:
         first, second = self._dice.sample(self.names, 2)
         return first, second
 
+    def ended(self) -> list[str]:
+        """Members that ended by themselves, which none may."""
+        daemons = self.daemons.items()
+        return [name for name, each in daemons if each.process and each.process.poll() is not None]
+
     def _kill_child(self) -> None:
         name = self._any()
         if self.daemons[name].process is not None:

@@ -30,6 +30,7 @@ def test_in_troubles_no_byte_is_wrong_nobody_hangs_and_nothing_deleted_comes_bac
     with Chaos(tmp_path, MEMBERS, channel, SEED) as chaos:
         with Clients(chaos, each=2) as clients:
             for _ in chaos.trouble(SECONDS):
+                assert not chaos.ended()
                 if clients.has_complaint():
                     break
             report = clients.stop()
