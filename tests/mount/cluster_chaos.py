@@ -5,6 +5,7 @@ All that is chosen follows from a seed, but for how long things take.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -293,12 +294,20 @@ def _complaints(chaos: Chaos, report: Report) -> Iterator[str]:
         found = {name: _serial_at(chaos, name, key, whose) for name in chaos.names}
         if len(set(found.values())) > 1 or not set(found.values()) <= may_be:
             history = "\n    ".join(report.history.get(key, [])[-6:])
-            yield f"{key} is {found}, and may be {may_be}\n    {history}"
+            stories = "\n    ".join(_stories(chaos, key))
+            yield f"{key} is {found}, and may be {may_be}\n    {history}\n    {stories}"
     for number in range(SHARED_KEYS):
         key = f"all-{number}"
         found = {name: _serial_at(chaos, name, key, EVERYBODY) for name in chaos.names}
         if len(set(found.values())) > 1:
-            yield f"{key} is {found}: members do not agree"
+            stories = "\n    ".join(_stories(chaos, key))
+            yield f"{key} is {found}: members do not agree\n    {stories}"
+
+
+def _stories(chaos: Chaos, key: str) -> Iterator[str]:
+    for name, daemon in chaos.daemons.items():
+        with contextlib.suppress(OSError):
+            yield f"{name}: {daemon.get(key, 'story')} {daemon.get(key, 'replicas')}"
 
 
 def _serial_at(chaos: Chaos, name: str, key: str, whose: str) -> int | str | None:
