@@ -60,6 +60,7 @@ class Cluster:
         self._security = _security(config)
         self._listener = Listener(split_address(config.listen))
         self._file = TombstoneFile(state / "tombstones")
+        self._file_in_use = trio.Lock()  # what is added while it is begun anew would be lost
         self._exchanged: dict[str, tuple[int, float]] = {}  # by member: which session, and when
         self.remote = RemoteTier(
             members.me.name,
@@ -200,7 +201,8 @@ class Cluster:
                 nursery.start_soon(ask, peer)
 
     async def _keep(self, tombstones: Sequence[Tombstone]) -> None:
-        await trio.to_thread.run_sync(self._file.append, list(tombstones))
+        async with self._file_in_use:
+            await trio.to_thread.run_sync(self._file.append, list(tombstones))
 
     async def _tell(self, tombstones: Sequence[Tombstone]) -> None:
         await self.remote.tell_gone([GoneKey(*each) for each in tombstones])
@@ -208,8 +210,9 @@ class Cluster:
     async def _keep_short(self, table: Tombstones) -> None:
         while True:
             await trio.sleep(EXCHANGE_S)
-            if self._file.wants_rewrite:
-                await trio.to_thread.run_sync(self._file.rewrite, table.snapshot())
+            async with self._file_in_use:
+                if self._file.wants_rewrite:
+                    await trio.to_thread.run_sync(self._file.rewrite, table.snapshot())
 
     # -- for people
 

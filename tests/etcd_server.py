@@ -25,11 +25,13 @@ def free_port() -> int:
 class EtcdServer:
     """One member, on loopback. Use as a context manager; `stop` and `start` keep its data."""
 
-    def __init__(self, base: Path, *arguments: str | Path, scheme: str = "http") -> None:
+    def __init__(
+        self, base: Path, *arguments: str | Path, scheme: str = "http", host: str = "127.0.0.1"
+    ) -> None:
         program = shutil.which("etcd")
         if program is None:
             pytest.skip("etcd is not installed: apt-get install etcd-server")
-        self.endpoint = f"{scheme}://127.0.0.1:{free_port()}"
+        self.endpoint = f"{scheme}://{host}:{free_port()}"
         peer = f"http://127.0.0.1:{free_port()}"
         self._log = base / "etcd.log"
         self._command: list[str | Path] = [

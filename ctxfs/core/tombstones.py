@@ -176,16 +176,18 @@ class Tombstones:
 
     @classmethod
     def restored(
-        cls, slot: int, saved: Listing, own: Iterable[Tombstone], entries_max: int = ENTRIES_MAX
+        cls, slot: int, saved: Listing, since: Iterable[Tombstone], entries_max: int = ENTRIES_MAX
     ) -> Tombstones:
-        """From what was written down: a snapshot, and the own tombstones made since."""
+        """From what was written down: a snapshot, and what was made here or heard of since."""
         table = cls(slot, entries_max)
         table.known.update(saved.known)
         table.forgotten.update(saved.forgotten)
         for tombstone in saved.tombstones:
             table._add(tombstone)
-        for tombstone in own:
-            if tombstone.version > table.known.get(slot, 0):
+        for tombstone in since:
+            if slot_of(tombstone.version) != slot:
+                table.hear(tombstone)
+            elif tombstone.version > table.known.get(slot, 0):
                 table.bury(*tombstone)
         return table
 

@@ -114,6 +114,15 @@ def test_what_was_written_down_reads_back_with_the_own_made_since() -> None:
     assert (again.known, again.forgotten) == (table.known, table.forgotten)
 
 
+def test_what_others_told_since_the_snapshot_reads_back_too() -> None:
+    table = Tombstones(1)
+    saved = table.snapshot()
+    since = [Tombstone(b"l", version(7, 2), 100), Tombstone(b"m", version(3, 1), 100)]
+    again = Tombstones.restored(1, saved, since)
+    assert set(again) == set(since)
+    assert again.known == {1: version(3, 1)}  # of others' we may have missed some
+
+
 # ---- the simulation ------------------------------------------------------------------------
 
 KEEP = 6  # ticks; so short that most tombstones are dropped while messages are still under way

@@ -1,0 +1,41 @@
+"""Members die, links are cut, etcd goes away, and all of it under load: what may never happen.
+
+CTXFS_CHAOS_SECONDS makes it last longer, CTXFS_CHAOS_SEED replays what is chosen,
+CTXFS_CHAOS_MEMBERS says how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mount.cluster_chaos import CALL_S, Chaos, Clients, check_calm
+from tests.network import skip_without_namespaces
+
+SECONDS = float(os.environ.get("CTXFS_CHAOS_SECONDS", "8"))
+SEED = os.environ.get("CTXFS_CHAOS_SEED", "1")
+MEMBERS = "abcde"[: int(os.environ.get("CTXFS_CHAOS_MEMBERS", "3"))]
+
+
+@pytest.mark.slow
+@pytest.mark.channel("direct")
+@pytest.mark.timeout(300 + 2 * SECONDS)
+def test_in_troubles_no_byte_is_wrong_nobody_hangs_and_nothing_deleted_comes_back(
+    channel: str, tmp_path: Path
+) -> None:
+    skip_without_namespaces()
+    with Chaos(tmp_path, MEMBERS, channel, SEED) as chaos:
+        with Clients(chaos, each=2) as clients:
+            for _ in chaos.trouble(SECONDS):
+                assert not chaos.ended()
+                if clients.has_complaint():
+                    break
+            report = clients.stop()
+        sys.stdout.write(f"{report.done} {report.refused}; the longest {report.longest}\n")
+        chaos.wait_healthy()
+        check_calm(chaos, report)
+        assert report.longest[0] < CALL_S
+        assert all("Traceback" not in daemon.log() for daemon in chaos.daemons.values())
