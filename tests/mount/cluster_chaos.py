@@ -94,9 +94,7 @@ class Chaos:
     def wait_healthy(self) -> None:
         """Until all members see all others."""
         every = set(self.names)
-        wait_until(
-            lambda: all(self.healthy(name) == every - {name} for name in self.names), CALM_S
-        )
+        wait_until(lambda: all(self.healthy(name) == every - {name} for name in self.names), CALM_S)
 
     # -- troubles
 
@@ -175,12 +173,16 @@ class Chaos:
 
     def _cut_both(self) -> None:
         one, other = self._two()
-        network = self.network
-        self._begin(
-            f"cut between {min(one, other)} and {max(one, other)}",
-            lambda: (network.cut(one, other), network.cut(other, one)),
-            lambda: (network.mend(one, other), network.mend(other, one)),
-        )
+
+        def cut() -> None:
+            self.network.cut(one, other)
+            self.network.cut(other, one)
+
+        def mend() -> None:
+            self.network.mend(one, other)
+            self.network.mend(other, one)
+
+        self._begin(f"cut between {min(one, other)} and {max(one, other)}", cut, mend)
 
     def _unplug(self) -> None:
         name = self._any()
@@ -221,10 +223,10 @@ class Clients:
             for number in range(each)
         }
         self.mounts = mounts
-        self._members = []
+        self._members: list[tuple[str, Any, Connection, Any]] = []
         for name in mounts:
             ours, theirs = context.Pipe(duplex=False)
-            doing = context.Array("c", 64)
+            doing: Any = context.Array("c", 64)
             process = context.Process(target=self._work, args=(name, chaos.seed, doing, theirs))
             process.start()
             theirs.close()
