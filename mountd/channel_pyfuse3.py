@@ -263,7 +263,13 @@ class Pyfuse3Channel(pyfuse3.Operations):
         known = pyfuse3.RENAME_NOREPLACE | pyfuse3.RENAME_EXCHANGE
         if flags & ~known:
             raise pyfuse3.FUSEError(errno.EINVAL)
+        sources = [(parent_inode_old, name_old)]
+        if flags & pyfuse3.RENAME_EXCHANGE:
+            sources.append((parent_inode_new, name_new))
         with _answering():
+            if self._ops.lie_elsewhere(*sources):
+                steps = self._ops.bring_here(*sources)
+                await self._timed("RENAME", parent_inode_old, steps, name=name_old)
             self._ops.rename(
                 parent_inode_old,
                 name_old,

@@ -60,7 +60,7 @@ class Cluster:
         self._security = _security(config)
         self._listener = Listener(split_address(config.listen))
         self._file = TombstoneFile(state / "tombstones")
-        self._file_in_use = trio.Lock()  # what is added while it is begun anew would be lost
+        self._file_in_use = trio.Lock()  # by a thread
         self._exchanged: dict[str, tuple[int, float]] = {}  # by member: which session, and when
         self.remote = RemoteTier(
             members.me.name,
@@ -113,7 +113,12 @@ class Cluster:
         table = Tombstones.restored(slot, saved, since)
         self._catalog.versions.highest = max(self._catalog.versions.highest, table.highest)
         deletions = Deletions(
-            self._catalog, table, self._config.tombstone_keep_ns, self._keep, self._tell
+            self._catalog,
+            table,
+            self._config.tombstone_keep_ns,
+            note=lambda tombstone: self._file.write([tombstone]),
+            keep=self._keep,
+            tell=self._tell,
         )
         serving = Serving(self._store, table)
         receiver = Receiver(self._store, deletions)
@@ -152,6 +157,7 @@ class Cluster:
     async def _follow(self, repairer: Repairer) -> None:
         """Have the tier know the members, and what they lack be sent to them."""
         known = self._members.membership
+        repairer.doubt(known)  # what an earlier life had not sent yet
         while True:
             fresh = await self._members.wait_newer(known.epoch)
             self.remote.set_members(fresh)
@@ -201,8 +207,9 @@ class Cluster:
                 nursery.start_soon(ask, peer)
 
     async def _keep(self, tombstones: Sequence[Tombstone]) -> None:
+        self._file.write(tombstones)
         async with self._file_in_use:
-            await trio.to_thread.run_sync(self._file.append, list(tombstones))
+            await trio.to_thread.run_sync(self._file.sync)
 
     async def _tell(self, tombstones: Sequence[Tombstone]) -> None:
         await self.remote.tell_gone([GoneKey(*each) for each in tombstones])
@@ -212,6 +219,7 @@ class Cluster:
             await trio.sleep(EXCHANGE_S)
             async with self._file_in_use:
                 if self._file.wants_rewrite:
+                    self._file.begin_anew()
                     await trio.to_thread.run_sync(self._file.rewrite, table.snapshot())
 
     # -- for people

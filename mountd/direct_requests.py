@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from ctxfs.errors import (
@@ -164,11 +164,17 @@ class Translator:
     def link(self, header: Header, body: requests.Link | requests.Symlink) -> Answer:
         raise NotPermitted("there are no links here")
 
-    def rename(self, header: Header, body: requests.Rename) -> Answer:
-        return self._rename(header, body.new_parent, body.old_name, body.new_name, 0)
+    def rename(self, header: Header, body: requests.Rename | requests.Rename2) -> Answer | None:
+        """None: `rename_from_elsewhere` is to be asked."""
+        if self._ops.lie_elsewhere(*_sources(header, body)):
+            return None
+        return self._rename(header, body.new_parent, body.old_name, body.new_name, _flags(body))
 
-    def rename2(self, header: Header, body: requests.Rename2) -> Answer:
-        return self._rename(header, body.new_parent, body.old_name, body.new_name, body.flags)
+    async def rename_from_elsewhere(
+        self, header: Header, body: requests.Rename | requests.Rename2
+    ) -> Answer:
+        await self._ops.bring_here(*_sources(header, body))
+        return self._rename(header, body.new_parent, body.old_name, body.new_name, _flags(body))
 
     def _rename(self, header: Header, parent: int, old: bytes, new: bytes, flags: int) -> Answer:
         if flags & ~RENAMES:
@@ -392,6 +398,18 @@ class Translator:
         return DONE
 
 
+def _flags(body: requests.Rename | requests.Rename2) -> int:
+    return body.flags if isinstance(body, requests.Rename2) else 0
+
+
+def _sources(
+    header: Header, body: requests.Rename | requests.Rename2
+) -> Sequence[tuple[int, bytes]]:
+    """Names whose blocks get another one."""
+    old, new = (header.node, body.old_name), (body.new_parent, body.new_name)
+    return (old, new) if _flags(body) & constants.RENAME_EXCHANGE else (old,)
+
+
 def _sized(value: bytes, size: int) -> bytes:
     if not size:
         return replies.attribute_size(len(value))
@@ -415,7 +433,7 @@ AT_ONCE: dict[int, Callable[[Translator, Header, Any], Answer | None]] = {
     Opcode.UNLINK: Translator.unlink,
     Opcode.RMDIR: Translator.rmdir,
     Opcode.RENAME: Translator.rename,
-    Opcode.RENAME2: Translator.rename2,
+    Opcode.RENAME2: Translator.rename,
     Opcode.STATFS: Translator.statfs,
     Opcode.RELEASE: Translator.release,
     Opcode.FLUSH: Translator.flush,
@@ -430,6 +448,8 @@ AT_ONCE: dict[int, Callable[[Translator, Header, Any], Answer | None]] = {
 }
 MAY_WAIT: dict[int, Callable[[Translator, Header, Any], Coroutine[Any, Any, Answer]]] = {
     Opcode.LOOKUP: Translator.lookup_everywhere,
+    Opcode.RENAME: Translator.rename_from_elsewhere,
+    Opcode.RENAME2: Translator.rename_from_elsewhere,
     Opcode.SETATTR: Translator.setattr,
     Opcode.MKNOD: Translator.mknod,
     Opcode.CREATE: Translator.create,

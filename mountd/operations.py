@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import Iterable
 
 from ctxfs.core.block import Block, Directory, Node, State
 from ctxfs.core.namespace import ROOT_INODE
@@ -422,6 +423,28 @@ class Operations:
         owner = process.process_of(caller.pid) if self._store.is_private(directory, name) else 0
         self._store.unlink(directory, name, owner)
 
+    def lie_elsewhere(self, *places: tuple[int, bytes]) -> bool:
+        """Whether names (parent and name) lead to blocks that only others have: `bring_here`."""
+        return bool(self._catalog.elsewhere and self._elsewhere_only(places))
+
+    async def bring_here(self, *places: tuple[int, bytes]) -> None:
+        """Fetch what these names lead to, before they change: others know it by these alone."""
+        for block in self._elsewhere_only(places):
+            await self._store.promote(block)
+
+    def _elsewhere_only(self, places: Iterable[tuple[int, bytes]]) -> list[Block]:
+        found = []
+        for parent, name in places:
+            directory = self._names.by_inode.get(parent)
+            node = self._names.find(directory, name) if isinstance(directory, Directory) else None
+            if (
+                isinstance(node, Block)
+                and node.generation in self._catalog.elsewhere
+                and not self._catalog.is_here(node)
+            ):
+                found.append(node)
+        return found
+
     def rename(
         self,
         old_parent: int,
@@ -455,7 +478,8 @@ class Operations:
     def _rename_directory(
         self, source: Directory, parent: Directory, name: bytes, *, replace: bool
     ) -> None:
-        if source.entries:
+        if source.entries or self._catalog.versions is not None:
+            # In a cluster, nobody knows whether others have keys beneath it.
             raise CrossDirectory("a directory with keys beneath keeps its name")
         target = self._names.find(parent, name)
         if target is source:

@@ -45,6 +45,11 @@ class Repairer:
         self._change = first, Placement(after)
         self._wanted.set()
 
+    def doubt(self, members: Membership) -> None:
+        """Others may lack anything that is here: what was to be sent is not known any more."""
+        self._change = Placement(()), Placement(members)
+        self._wanted.set()
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
         task_status.started()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,8 @@ class TombstoneFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._snapshot_bytes = 0
+        self._swapping = threading.Lock()
+        self._meanwhile: list[bytes] | None = None  # what came since the snapshot was taken
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def load(self) -> tuple[Listing, list[Tombstone]]:
@@ -56,13 +59,27 @@ class TombstoneFile:
         size = os.fstat(self._fd).st_size
         return size > 2 * self._snapshot_bytes + REWRITE_BYTES_MIN
 
-    def append(self, tombstones: Sequence[Tombstone]) -> None:
-        """Returns when they are on the medium."""
-        os.write(self._fd, b"".join(map(_dead, tombstones)))
+    def write(self, tombstones: Sequence[Tombstone]) -> None:
+        """Returns when they outlive this process, after microseconds; `sync`: the machine too.
+
+        May be called while another thread is in `rewrite` or `sync`.
+        """
+        data = b"".join(map(_dead, tombstones))
+        with self._swapping:
+            os.write(self._fd, data)
+            if self._meanwhile is not None:
+                self._meanwhile.append(data)
+
+    def sync(self) -> None:
+        """Return when all that was written is on the medium. Never at once with `rewrite`."""
         os.fdatasync(self._fd)
 
+    def begin_anew(self) -> None:
+        """What is written from now on is not in the snapshot that `rewrite` will be given."""
+        self._meanwhile = []
+
     def rewrite(self, listing: Listing) -> None:
-        """Begin anew with this snapshot, in one step."""
+        """Begin anew with this snapshot, of the moment of `begin_anew`, in one step."""
         data = b"".join(map(_dead, listing.tombstones))
         data += _vector(_FORGOTTEN, listing.forgotten) + _vector(_KNOWN, listing.known)
         beside = self._path.with_suffix(".new")
@@ -71,9 +88,12 @@ class TombstoneFile:
         )
         os.write(fd, data)
         os.fdatasync(fd)
-        beside.rename(self._path)
-        os.close(self._fd)
-        self._fd, self._snapshot_bytes = fd, len(data)
+        with self._swapping:
+            os.write(fd, b"".join(self._meanwhile or ()))
+            self._meanwhile = None
+            beside.rename(self._path)
+            os.close(self._fd)
+            self._fd, self._snapshot_bytes = fd, len(data)
 
     def close(self) -> None:
         os.close(self._fd)

@@ -32,20 +32,23 @@ class Keep(Protocol):
 
 
 class Deletions:
-    """`keep_ns`: for how long a deletion is remembered. `tell`: all other members, as far as they
-    can be reached."""
+    """`keep_ns`: for how long a deletion is remembered. `note`: has one outlive the daemon, at
+    once; `keep`: the machine too. `tell`: all other members, as far as they can be reached."""
 
     def __init__(
         self,
         catalog: Catalog,
         tombstones: Tombstones,
         keep_ns: int,
+        *,
+        note: Callable[[Tombstone], None],
         keep: Keep,
         tell: Callable[[Sequence[Tombstone]], Awaitable[None]],
     ) -> None:
         self.table = tombstones
         self._catalog = catalog
         self._keep_ns = keep_ns
+        self._note = note
         self._keep = keep
         self._tell = tell
         self._new: list[Tombstone] = []
@@ -73,7 +76,11 @@ class Deletions:
 
     def _bury(self, key: bytes) -> None:
         until_ns = self._catalog.clock().wall_ns + self._keep_ns
-        self._new.append(self.table.bury(key, self._catalog.new_version(), until_ns))
+        tombstone = self.table.bury(key, self._catalog.new_version(), until_ns)
+        # Before the program hears that it is done: a daemon that dies then says to others that it
+        # knows all of its own, and the copies that they have would come back.
+        self._note(tombstone)
+        self._new.append(tombstone)
         self._wanted.set()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

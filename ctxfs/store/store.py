@@ -473,6 +473,8 @@ class Store:
     def exchange(self, first: Block, second: Block) -> None:
         """Swap the names of two published blocks."""
         places = (first.directory, first.name), (second.directory, second.name)
+        for block in (first, second):
+            self.catalog.key_deleted(self.catalog.names.key_of(block), block)
         self.catalog.names.unname(first)
         self.catalog.names.unname(second)
         self.catalog.publish(first, *places[1])

@@ -295,7 +295,7 @@ def _complaints(chaos: Chaos, report: Report) -> Iterator[str]:
         whose = key.split("-")[1]
         found = {name: _serial_at(chaos, name, key, whose) for name in chaos.names}
         if len(set(found.values())) > 1 or not set(found.values()) <= may_be:
-            history = "\n    ".join(report.history.get(key, [])[-6:])
+            history = "\n    ".join(report.history.get(whose, [])[-60:])
             stories = "\n    ".join(_stories(chaos, key))
             yield f"{key} is {found}, and may be {may_be}\n    {history}\n    {stories}"
     for number in range(SHARED_KEYS):

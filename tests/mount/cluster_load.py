@@ -143,8 +143,8 @@ class Client:
             outcome = str(error.strerror)
             raise
         finally:
-            line = f"{began:.3f} +{time.time() - began:.3f} {after} {outcome}"
-            self._report.history.setdefault(key, []).append(line)
+            line = f"{began:.3f} +{time.time() - began:.3f} {key} becomes {after}: {outcome}"
+            self._report.history.setdefault(self._name, []).append(line)
 
     def put_own(self) -> None:
         key, serial = self._own(), self._next()

@@ -221,3 +221,19 @@ def test_blocks_of_a_host_that_was_alone_are_read_by_one_that_joins(
     made["b"].start()
     for key, content in contents.items():
         wait_until(partial(reads, made["b"], key, content))
+
+
+def test_a_block_that_lies_elsewhere_is_renamed_without_being_lost(
+    cluster: Callable[..., Cluster],
+) -> None:
+    made = cluster(("a", "b"), replicas=1)
+    contents = {f"k{number}": noise(number, 60_000) for number in range(8)}
+    for key, content in contents.items():
+        made["a"].put(key, content)
+    for key, content in contents.items():
+        wait_until(partial(exists, made["b"], key))
+        os.rename(made["b"].mount / key, made["b"].mount / f"{key}-new")
+        assert (made["b"].mount / f"{key}-new").read_bytes() == content
+    for key, content in contents.items():
+        wait_until(partial(reads, made["a"], f"{key}-new", content))
+        wait_until(partial(is_gone, made["a"], key))

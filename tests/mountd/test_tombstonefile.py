@@ -30,7 +30,7 @@ def test_snapshot_and_what_came_since_come_back(
     file = TombstoneFile(path)
     listing = Listing(tuple(dead), known, forgotten)
     file.rewrite(listing)
-    file.append(since)
+    file.write(since)
     file.close()
     assert TombstoneFile(path).load() == (listing, since)
 
@@ -38,16 +38,16 @@ def test_snapshot_and_what_came_since_come_back(
 def test_a_torn_end_is_cut_off_and_written_over(tmp_path: Path) -> None:
     one, two = Tombstone(b"one", 1, 9), Tombstone(b"two", 2, 9)
     file = TombstoneFile(tmp_path / "t")
-    file.append([one])
+    file.write([one])
     whole = (tmp_path / "t").stat().st_size
-    file.append([two])
+    file.write([two])
     file.close()
     for length in range(whole, (tmp_path / "t").stat().st_size):
         torn = tmp_path / f"torn{length}"
         torn.write_bytes((tmp_path / "t").read_bytes()[:length])
         again = TombstoneFile(torn)
         assert again.load()[1] == [one]
-        again.append([two])
+        again.write([two])
         again.close()
         assert TombstoneFile(torn).load()[1] == [one, two]
 
@@ -56,5 +56,19 @@ def test_it_is_written_anew_when_much_has_come(tmp_path: Path) -> None:
     file = TombstoneFile(tmp_path / "t")
     file.rewrite(Listing((), {}, {}))
     assert not file.wants_rewrite
-    file.append([Tombstone(b"k" * 255, number, 9) for number in range(5000)])
+    file.write([Tombstone(b"k" * 255, number, 9) for number in range(5000)])
     assert file.wants_rewrite
+
+
+def test_what_is_deleted_while_it_is_written_anew_is_in_the_new_one(tmp_path: Path) -> None:
+    before, meanwhile, after = (Tombstone(b"k%d" % each, each, 9) for each in range(3))
+    file = TombstoneFile(tmp_path / "t")
+    file.write([before])
+    file.begin_anew()
+    file.write([meanwhile])
+    file.rewrite(Listing((before,), {}, {}))
+    file.write([after])
+    file.sync()
+    file.close()
+    listing = Listing((before,), {}, {})
+    assert TombstoneFile(tmp_path / "t").load() == (listing, [meanwhile, after])

@@ -62,7 +62,14 @@ async def clustered(
     """A daemon's life as a member."""
     async with world.store() as store:
         store.catalog.versions = VersionClock(slot)
-        deletions = Deletions(store.catalog, Tombstones(slot), KEPT_NS, nothing, nothing)
+        deletions = Deletions(
+            store.catalog,
+            Tombstones(slot),
+            KEPT_NS,
+            note=lambda tombstone: None,
+            keep=nothing,
+            tell=nothing,
+        )
         serving = Serving(store, deletions.table)
         receiver = Receiver(store, deletions, to_medium=to_medium)
         yield Clustered(world, store, deletions, serving, receiver)
