@@ -17,6 +17,7 @@ from bench.contestants import (
     CLIENTS_MAX,
     FAR,
     HOSTS,
+    HOT_PASSES,
     NEAR,
     Contestant,
     Daemons,
@@ -33,8 +34,7 @@ from bench.samples import Sample
 from ctxfs.units import KIB, MIB
 
 RIVALS: Final = (TLS, IPERF, REDIS, MOONCAKE)
-HOT_MIN: Final = 256 * MIB
-ROOM: Final = 8  # times the blocks of a pass
+HOT_MIN: Final = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class _Scene:
             name=name,
             replicas=replicas,
             connections=options.connections,
-            hot_bytes=max(HOT_MIN, ROOM * options.size * options.blocks),
+            hot_bytes=max(HOT_MIN, HOT_PASSES * options.size * options.blocks),
             channel=options.channel[0] if options.channel else "auto",
             secure=secure,
             port=next(self._ports),
@@ -201,6 +201,6 @@ class _Scene:
         return Others(REDIS, self._team(NEAR, "redis", **self._stack.enter_context(told)))
 
     def _mooncake(self) -> Contestant:
-        room = ROOM * self._options.size * self._options.blocks
+        room = 2 * HOT_PASSES * self._options.size * self._options.blocks
         told = servers.mooncake(self._network, NEAR, FAR, room, self._base)
         return Others(MOONCAKE, self._team(NEAR, "mooncake", **self._stack.enter_context(told)))
