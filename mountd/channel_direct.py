@@ -257,7 +257,7 @@ class DirectChannel:
             if idle and self._put_off and (idle := not device.wait_briefly(MOMENT_NS)):
                 self._do_put_off()
                 idle = not device.has_request()
-            if idle and (_others_can_go_on() or not device.wait_briefly(self._looking_ns)):
+            if idle and (self._others_go_on() or not device.wait_briefly(self._looking_ns)):
                 await trio.lowlevel.wait_readable(device.fd)
                 self._alertness.stir()
                 then_ns = time.monotonic_ns()
@@ -273,6 +273,15 @@ class DirectChannel:
                 self._put_off.append(buffer[:length])
                 continue
             await self._answer_one(reader, length)
+
+    def _others_go_on(self) -> bool:
+        """Whether tasks beside this one wait for nothing but their turn, or for what is to come
+        from a device or a peer: that would be noticed only after looking for requests.
+        """
+        now = trio.lowlevel.current_statistics()
+        if now.tasks_runnable > 0 or now.run_sync_soon_queue_size > 0:
+            return True
+        return any(reader.waiter is not None for reader in self._waiting.values())
 
     def _in_hand(self, header: Header | None) -> None:
         """What is written down from here on is the effect of this request."""
@@ -403,12 +412,6 @@ class DirectChannel:
                 reader.scope.cancel()
                 return
             await trio.sleep(INTERRUPT_POLL_S)
-
-
-def _others_can_go_on() -> bool:
-    """Whether tasks beside this one wait for nothing but their turn."""
-    now = trio.lowlevel.current_statistics()
-    return now.tasks_runnable > 0 or now.run_sync_soon_queue_size > 0
 
 
 @contextmanager
