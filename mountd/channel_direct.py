@@ -205,7 +205,7 @@ class DirectChannel:
     def _resume(self, agreed: Agreed) -> None:
         """Take over a mount that outlived the daemon before us."""
         self._go_by(agreed)
-        files = self._operations.files.resume()
+        files = self._operations.resume()
         self._backings.resume(files, self._operations.is_gone)
         self.beliefs.resume()
         self._device.resend()

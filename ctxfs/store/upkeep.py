@@ -99,10 +99,11 @@ class Upkeep:
 
     def hold(self, block: Block) -> Handle | None:
         """Lease the bytes of a hot block for an open that is about to come, for a second or two."""
-        if block.is_gone or not block.is_hot:
+        if not block.is_gone and not block.is_hot:
             return None
         try:
-            file = self._hot.acquire(block.generation)
+            acquire = self._hot.acquire_gone if block.is_gone else self._hot.acquire
+            file = acquire(block.generation)
         except FileNotFoundError:
             return None  # the open finds out, too
         block.opens += 1
