@@ -46,6 +46,7 @@ from mountd.fuseproto.requests import (
     Release,
     UnknownOpcode,
     is_release_without,
+    open_without,
     parse_body,
     parse_header,
 )
@@ -272,7 +273,14 @@ class DirectChannel:
             if is_release_without(WRITES, buffer, length) and len(self._put_off) < PUT_OFF_MAX:
                 self._put_off.append(buffer[:length])
                 continue
-            await self._answer_one(reader, length)
+            gist = open_without(WRITES, buffer, length)
+            answer = self._translator.open_to_read(*gist) if gist is not None else None
+            if answer is None:
+                await self._answer_one(reader, length)
+                continue
+            self._device.answer(answer)
+            self._alertness.requests += 1
+            self._operations.note_opens()
 
     def _in_hand(self, header: Header | None) -> None:
         """What is written down from here on is the effect of this request."""
@@ -336,7 +344,6 @@ class DirectChannel:
             return
         if header.opcode not in SILENT:
             self._device.answer(replies.header(header.unique, len(answer)), answer)
-        self._operations.note_opens()
 
     def _do_put_off(self) -> None:
         """Carry out closes that nobody waits for: the next open was to come first."""

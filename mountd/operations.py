@@ -292,24 +292,28 @@ class Operations:
         self.files.release(number)
         return self.nodes.attr(handle.block)
 
-    def open_at_once(self, inode: int, flags: int, caller: Caller) -> int | None:
+    def open_at_once(self, inode: int, thread: int) -> Handle | None:
         """Open a sealed hot block for reading, as most opens do; None where `open` is to be asked.
 
-        Half the time of `open` goes into what is only to be asked elsewhere.
+        Most of the time of `open` goes into what is only to be asked elsewhere. The caller numbers
+        it, or gives it to `not_opened`.
         """
         node = self._names.by_inode.get(inode)
         if (
-            flags & WRITES
-            or not isinstance(node, Block)
+            not isinstance(node, Block)
             or node.state is not State.SEALED
-            or caller.pid in self._redirects
+            or thread in self._redirects
         ):
             return None
-        handle = self._store.open_hot(node, self._reader(node, caller))
-        if handle is None:
-            return None
-        self._unnoted.append(handle)
-        return self.files.add(Opened(handle), inode, caller)
+        handle = self._store.open_hot(node, self._reader(node, thread))
+        if handle is not None:
+            self._unnoted.append(handle)
+        return handle
+
+    def not_opened(self, handle: Handle) -> None:
+        """There is no room for what `open_at_once` returned."""
+        self._unnoted.remove(handle)
+        self._store.release(handle)
 
     def note_opens(self) -> None:
         """Note that blocks were used; to be called when `open_at_once` was answered."""
@@ -339,7 +343,7 @@ class Operations:
         before = self._redirects.take(caller, node)
         if node.is_gone and not node.opens and before is None:
             self._redirects.begin(caller, node)  # its name may lead to another block
-        owner = self._reader(node, caller)
+        owner = self._reader(node, caller.pid)
         try:
             handle = await self._store.open_for_read(node, owner)
         except CtxfsError as error:
@@ -352,14 +356,14 @@ class Operations:
                 self._store.upkeep.let_go(before.held)
         return self.files.add(Opened(handle), inode, caller), False
 
-    def _reader(self, block: Block, caller: Caller) -> int:
+    def _reader(self, block: Block, thread: int) -> int:
         """Return who reads; asked of /proc only where it matters."""
         writing = block.writing
         owner = writing.owner if writing is not None else self._catalog.fresh.get(block.generation)
         if owner is None:
             return 0
         # The first thread of a process has its number, and most have no other.
-        return owner if owner == caller.pid else process.process_of(caller.pid)
+        return owner if owner == thread else process.process_of(thread)
 
     def _trouble(self, block: Block, error: CtxfsError) -> CtxfsError:
         """Return what a program sees of an error. That a tier failed is counted apart."""

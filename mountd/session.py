@@ -180,7 +180,15 @@ class Session:
             if number:
                 yield OpenFile(number, generation, request, owner, newest, backing, OpenFlag(flags))
 
-    def add(self, generation: int, owner: int, newest_pid: int, flags: int, request: int) -> int:
+    def add(
+        self,
+        generation: int,
+        owner: int,
+        newest_pid: int,
+        flags: int,
+        request: int,
+        backing: int = 0,
+    ) -> int:
         """Note that a file was opened by a request; returns its handle. Raises TooManyOpen."""
         if not self._free:
             self._grow()
@@ -189,7 +197,7 @@ class Session:
         U64.pack_into(self._map, _OPENED_AT, self._opened)
         number = self._opened << SLOT_BITS | index
         at = SLOTS_AT + index * SLOT_BYTES
-        SLOT.pack_into(self._map, at, 0, generation, request, owner, newest_pid, 0, flags)
+        SLOT.pack_into(self._map, at, 0, generation, request, owner, newest_pid, backing, flags)
         U64.pack_into(self._map, at, number)
         return number
 
