@@ -69,6 +69,7 @@ SPARE_BUFFERS = 8
 # only how long the memory of it is kept here.
 NAMES_S = 5.0
 ATTRIBUTES_S = 5.0
+PAUSE_NS = 20_000  # between two requests of one call, as a rename's; until then others wait
 MOMENT_NS = 5_000  # in which a program that closed a file opens the next one
 PUT_OFF_MAX = 16
 INTERRUPT_POLL_S = 0.1  # how often a request that goes on after a signal is looked at
@@ -258,7 +259,7 @@ class DirectChannel:
             if idle and self._put_off and (idle := not device.wait_briefly(MOMENT_NS)):
                 self._do_put_off()
                 idle = not device.has_request()
-            if idle and (_others_can_go_on() or not device.wait_briefly(self._looking_ns)):
+            if idle and self._is_over():
                 await trio.lowlevel.wait_readable(device.fd)
                 self._alertness.stir()
                 then_ns = time.monotonic_ns()
@@ -281,6 +282,14 @@ class DirectChannel:
             self._device.answer(answer)
             self._alertness.requests += 1
             self._operations.note_opens()
+
+    def _is_over(self) -> bool:
+        """Whether the next request is not to be waited for here, or did not come in time."""
+        if self._waiting:  # what these wait for may come first
+            return True
+        if _others_can_go_on():
+            return not self._device.wait_briefly(PAUSE_NS)
+        return not self._device.wait_briefly(self._looking_ns)
 
     def _in_hand(self, header: Header | None) -> None:
         """What is written down from here on is the effect of this request."""
