@@ -52,16 +52,27 @@ class Backings:
         fd = files.lend(handle)
         if fd is None:
             return 0
+        number = self.number_of(node, fd)
+        if not number:
+            files.keep(handle)
+            return 0
+        self.use(node, handle)
+        files.lent(handle, number)
+        return number
+
+    def number_of(self, node: int, fd: int) -> int:
+        """Return the id of an inode's file, 0 if the kernel does not take it; `use` comes next."""
         backing = self._by_node.get(node)
         if backing is None:
             backing = self._unused.pop(node, None) or self._registered(fd)
             if backing is None:
-                files.keep(handle)
                 return 0
             self._by_node[node] = backing
-        backing.handles.add(handle)
-        files.lent(handle, backing.number)
         return backing.number
+
+    def use(self, node: int, handle: int) -> None:
+        """An open is answered with the id that `number_of` said."""
+        self._by_node[node].handles.add(handle)
 
     def _registered(self, fd: int) -> _Backing | None:
         """Register a file that is not; None: the kernel takes none."""

@@ -43,6 +43,9 @@ class Beliefs:
         self._former: set[int] = set()  # and in the turn before that
         self._turn_ns = 0
         self._unknown_until_ns = 0
+        self._forgotten: tuple[
+            int, ...
+        ] = ()  # directories whose times the kernel forgets by itself
         self.names_are_told = False
 
     def begin(self, attributes_s: float, *, names: bool) -> None:
@@ -93,11 +96,14 @@ class Beliefs:
     def changed_by_kernel(self, *places: Place) -> Iterator[None]:
         """The kernel asks for a change of these names, and knows what follows for its cache."""
         believed = {place: until for place in places if (until := self._names.pop(place, None))}
+        self._forgotten = tuple(directory for directory, _ in places)
         try:
             yield
         except BaseException:
             self._names.update(believed)
             raise
+        finally:
+            self._forgotten = ()
 
     @contextmanager
     def renamed_by_kernel(self, old: Place, new: Place) -> Iterator[None]:
@@ -124,6 +130,8 @@ class Beliefs:
 
     def attributes_changed(self, inode: int) -> None:
         """Attributes of an inode are others from now on."""
+        if inode in self._forgotten:
+            return
         told = inode in self._recent or inode in self._former
         if told or self._unknown_until_ns > self._clock_ns():
             self._recent.discard(inode)

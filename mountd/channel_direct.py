@@ -46,6 +46,7 @@ from mountd.fuseproto.requests import (
     Release,
     UnknownOpcode,
     is_release_without,
+    open_without,
     parse_body,
     parse_header,
 )
@@ -68,6 +69,7 @@ SPARE_BUFFERS = 8
 # only how long the memory of it is kept here.
 NAMES_S = 5.0
 ATTRIBUTES_S = 5.0
+PAUSE_NS = 20_000  # between two requests of one call, as a rename's; until then others wait
 MOMENT_NS = 5_000  # in which a program that closed a file opens the next one
 PUT_OFF_MAX = 16
 INTERRUPT_POLL_S = 0.1  # how often a request that goes on after a signal is looked at
@@ -205,7 +207,7 @@ class DirectChannel:
     def _resume(self, agreed: Agreed) -> None:
         """Take over a mount that outlived the daemon before us."""
         self._go_by(agreed)
-        files = self._operations.files.resume()
+        files = self._operations.resume()
         self._backings.resume(files, self._operations.is_gone)
         self.beliefs.resume()
         self._device.resend()
@@ -257,7 +259,7 @@ class DirectChannel:
             if idle and self._put_off and (idle := not device.wait_briefly(MOMENT_NS)):
                 self._do_put_off()
                 idle = not device.has_request()
-            if idle and (self._others_go_on() or not device.wait_briefly(self._looking_ns)):
+            if idle and self._is_over():
                 await trio.lowlevel.wait_readable(device.fd)
                 self._alertness.stir()
                 then_ns = time.monotonic_ns()
@@ -272,16 +274,22 @@ class DirectChannel:
             if is_release_without(WRITES, buffer, length) and len(self._put_off) < PUT_OFF_MAX:
                 self._put_off.append(buffer[:length])
                 continue
-            await self._answer_one(reader, length)
+            gist = open_without(WRITES, buffer, length)
+            answer = self._translator.open_to_read(*gist) if gist is not None else None
+            if answer is None:
+                await self._answer_one(reader, length)
+                continue
+            self._device.answer(answer)
+            self._alertness.requests += 1
+            self._operations.note_opens()
 
-    def _others_go_on(self) -> bool:
-        """Whether tasks beside this one wait for nothing but their turn, or for what is to come
-        from a device or a peer: that would be noticed only after looking for requests.
-        """
-        now = trio.lowlevel.current_statistics()
-        if now.tasks_runnable > 0 or now.run_sync_soon_queue_size > 0:
+    def _is_over(self) -> bool:
+        """Whether the next request is not to be waited for here, or did not come in time."""
+        if self._waiting:  # what these wait for may come first
             return True
-        return any(reader.waiter is not None for reader in self._waiting.values())
+        if _others_can_go_on():
+            return not self._device.wait_briefly(PAUSE_NS)
+        return not self._device.wait_briefly(self._looking_ns)
 
     def _in_hand(self, header: Header | None) -> None:
         """What is written down from here on is the effect of this request."""
@@ -345,7 +353,6 @@ class DirectChannel:
             return
         if header.opcode not in SILENT:
             self._device.answer(replies.header(header.unique, len(answer)), answer)
-        self._operations.note_opens()
 
     def _do_put_off(self) -> None:
         """Carry out closes that nobody waits for: the next open was to come first."""
@@ -412,6 +419,12 @@ class DirectChannel:
                 reader.scope.cancel()
                 return
             await trio.sleep(INTERRUPT_POLL_S)
+
+
+def _others_can_go_on() -> bool:
+    """Whether tasks beside this one wait for nothing but their turn."""
+    now = trio.lowlevel.current_statistics()
+    return now.tasks_runnable > 0 or now.run_sync_soon_queue_size > 0
 
 
 @contextmanager

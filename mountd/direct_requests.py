@@ -246,14 +246,24 @@ class Translator:
         entry = self._entry(header.node, body.name, attr._replace(attr_s=CREATED_ATTR_S))
         return entry + self._opened(attr.inode, number, body.flags, direct=False)
 
-    def open_at_once(self, header: Header, body: requests.Open) -> Answer | None:
-        """None: `open` is to be asked."""
-        if header.unique & RESENT:
+    def open_to_read(self, unique: int, node: int, thread: int) -> bytes | None:
+        """Return the whole answer to an OPEN for reading; None: `open` is to be asked."""
+        if unique & RESENT or not self._backings.enabled:
             return None
-        number = self._ops.open_at_once(header.node, body.flags, _caller(header))
-        if number is None:
+        handle = None
+        try:
+            handle = self._ops.open_at_once(node, thread)
+            if handle is None:
+                return None
+            number, backing = self._files.add_reader(handle, unique, self._backings.number_of)
+        except CtxfsError:  # `open` meets it again, and says so
+            if handle is not None:
+                self._ops.not_opened(handle)
             return None
-        return self._opened(header.node, number, body.flags, direct=False)
+        if not backing:
+            return replies.whole_opened(unique, number, NOFLUSH | KEEP_CACHE, 0)
+        self._backings.use(node, number)
+        return replies.whole_opened(unique, number, NOFLUSH | PASSTHROUGH, backing)
 
     async def open(self, header: Header, body: requests.Open) -> Answer:
         if header.unique & RESENT and (known := self._opened_before(header, body.flags)):
@@ -422,7 +432,6 @@ def _sized(value: bytes, size: int) -> bytes:
 # (default_permissions), POLL (always ready), LSEEK (no holes), COPY_FILE_RANGE (by read and write),
 # STATX (by GETATTR); FALLOCATE is EOPNOTSUPP to programs, and glibc writes instead.
 AT_ONCE: dict[int, Callable[[Translator, Header, Any], Answer | None]] = {
-    Opcode.OPEN: Translator.open_at_once,  # or None: below
     Opcode.LOOKUP: Translator.lookup,
     Opcode.FORGET: Translator.forget,
     Opcode.BATCH_FORGET: Translator.batch_forget,

@@ -11,6 +11,7 @@ from ctxfs.errors import BlockNotFound, NotDirectory, NotPermitted
 from ctxfs.store.attributes import Attributes
 from ctxfs.store.store import Store
 from mountd.control import ControlDirectory
+from mountd.redirects import RetryLookup
 from mountd.values import PAGE_BYTES, Attr, Lifetimes
 
 SECOND_NS = 1_000_000_000
@@ -35,17 +36,22 @@ class Nodes:
         self.lifetimes = Lifetimes()  # longer for a channel that can take things back
 
     def node(self, inode: int) -> Node:
-        """Return a block or a directory. Raises BlockNotFound."""
+        """Return a block or a directory. Raises RetryLookup for one that is not known.
+
+        The kernel has it from a daemon before this one.
+        """
         node = self._names.by_inode.get(inode)
         if node is None:
-            raise BlockNotFound(f"inode {inode}")
+            raise RetryLookup
         return node
 
     def directory(self, inode: int) -> Directory:
         """Return a directory of blocks. Raises BlockNotFound, NotDirectory, NotPermitted."""
         if self._control.has(inode):
             raise NotPermitted(".ctx belongs to the daemon")
-        node = self.node(inode)
+        node = self._names.by_inode.get(inode)
+        if node is None:
+            raise BlockNotFound(f"inode {inode}")
         if not isinstance(node, Directory):
             raise NotDirectory(repr(node.name))
         return node

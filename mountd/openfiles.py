@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ctxfs.core.block import Block
@@ -52,6 +53,30 @@ class OpenFiles:
             )
         self._opened[number] = opened
         return number
+
+    def add_reader(
+        self, handle: Handle, request: int, number_of: Callable[[int, int], int]
+    ) -> tuple[int, int]:
+        """Number an open for reading, lent if it may be, and write it down in one go.
+
+        `number_of` returns what the kernel knows a file by, of an inode and a descriptor; 0: it
+        takes none. Returns that, too, after the number. Raises TooManyOpen.
+        """
+        lending, generation = self._store.lending, handle.block.generation
+        fd = lending.lend(handle)
+        backing = number_of(generation, fd) if fd is not None else 0
+        if fd is not None and not backing:
+            lending.keep(handle)
+        opened = Opened(handle)
+        if self._session is None:
+            number = self._next
+            self._next += 1
+        else:
+            number = self._session.add(
+                generation, handle.owner, 0, _WAY_FLAGS[handle.way], request, backing
+            )
+        self._opened[number] = opened
+        return number, backing
 
     def _note(self, number: int, opened: Opened, backing: int | None = None) -> None:
         """Write down what changed of an open file."""

@@ -41,8 +41,8 @@ from mountd.listings import Listings
 from mountd.nodes import Nodes
 from mountd.openfiles import Opened, OpenFiles
 from mountd.permissions import R_BIT, W_BIT, groups_of, may
-from mountd.redirects import Redirects
-from mountd.session import Session
+from mountd.redirects import Redirects, RetryLookup
+from mountd.session import OpenFile, Session
 from mountd.values import PAGE_BYTES, WRITES, Attr, Caller, Missing, SetAttr, Space
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Operations:
         self.alertness = alertness  # is told by the channel how many there are
         self._session = session
         self.trouble_is_error = trouble_is_error
-        self._redirects = Redirects(store)
+        self._redirects = Redirects(store, session)
         self._unnoted: list[Handle] = []
 
     # -- names and attributes
@@ -177,7 +177,7 @@ class Operations:
             return self.nodes.attr(node)
         if self._control.has(inode):
             return self.nodes.control_attr(inode)
-        raise BlockNotFound(f"inode {inode}")
+        raise RetryLookup
 
     async def setattr(
         self, inode: int, change: SetAttr, handle: int | None, caller: Caller
@@ -246,6 +246,11 @@ class Operations:
 
     # -- files
 
+    def resume(self) -> list[OpenFile]:
+        """Take over from the daemon before this one; returns the files that are open."""
+        self._redirects.resume()
+        return self.files.resume()
+
     def is_marked(self, request: int) -> bool:
         """Whether the effect of this request was written down before the daemon was replaced."""
         return self._session is not None and self._session.is_marked(request)
@@ -287,24 +292,28 @@ class Operations:
         self.files.release(number)
         return self.nodes.attr(handle.block)
 
-    def open_at_once(self, inode: int, flags: int, caller: Caller) -> int | None:
+    def open_at_once(self, inode: int, thread: int) -> Handle | None:
         """Open a sealed hot block for reading, as most opens do; None where `open` is to be asked.
 
-        Half the time of `open` goes into what is only to be asked elsewhere.
+        Most of the time of `open` goes into what is only to be asked elsewhere. The caller numbers
+        it, or gives it to `not_opened`.
         """
         node = self._names.by_inode.get(inode)
         if (
-            flags & WRITES
-            or not isinstance(node, Block)
+            not isinstance(node, Block)
             or node.state is not State.SEALED
-            or caller.pid in self._redirects
+            or thread in self._redirects
         ):
             return None
-        handle = self._store.open_hot(node, self._reader(node, caller))
-        if handle is None:
-            return None
-        self._unnoted.append(handle)
-        return self.files.add(Opened(handle), inode, caller)
+        handle = self._store.open_hot(node, self._reader(node, thread))
+        if handle is not None:
+            self._unnoted.append(handle)
+        return handle
+
+    def not_opened(self, handle: Handle) -> None:
+        """There is no room for what `open_at_once` returned."""
+        self._unnoted.remove(handle)
+        self._store.release(handle)
 
     def note_opens(self) -> None:
         """Note that blocks were used; to be called when `open_at_once` was answered."""
@@ -320,37 +329,41 @@ class Operations:
             if writes:
                 raise NotPermitted(".ctx can only be read")
             return self.files.add(Opened(reader=control.open()), inode, caller), True
-        node = self.nodes.node(inode)
+        node = self._names.by_inode.get(inode)
+        if node is None:  # the kernel has it from a daemon before us: it leads elsewhere by now
+            if self._redirects.take(caller, None) is not None:
+                raise BlockNotFound(f"inode {inode}")
+            self._redirects.begin(caller, None)
         if isinstance(node, Directory):
             raise IsDirectory(repr(node.name))
         if writes:
             handle = await self._open_for_write(node, flags, caller)
             opened = Opened(handle, newest_pid=_newest_pid(caller))
             return self.files.add(opened, inode, caller), False
-        before = self._redirects.take(caller.pid, node)
+        before = self._redirects.take(caller, node)
         if node.is_gone and not node.opens and before is None:
-            self._redirects.begin(caller.pid, node)  # its name may lead to another block
-        owner = self._reader(node, caller)
+            self._redirects.begin(caller, node)  # its name may lead to another block
+        owner = self._reader(node, caller.pid)
         try:
             handle = await self._store.open_for_read(node, owner)
         except CtxfsError as error:
             shown = self._trouble(node, error)
             if isinstance(shown, BlockNotFound) and node.is_gone and before is None:
-                self._redirects.begin(caller.pid, node)  # its name may lead to another block by now
+                self._redirects.begin(caller, node)  # its name may lead to another block by now
             raise shown from error
         finally:
             if before is not None and before.held is not None:
                 self._store.upkeep.let_go(before.held)
         return self.files.add(Opened(handle), inode, caller), False
 
-    def _reader(self, block: Block, caller: Caller) -> int:
+    def _reader(self, block: Block, thread: int) -> int:
         """Return who reads; asked of /proc only where it matters."""
         writing = block.writing
         owner = writing.owner if writing is not None else self._catalog.fresh.get(block.generation)
         if owner is None:
             return 0
         # The first thread of a process has its number, and most have no other.
-        return owner if owner == caller.pid else process.process_of(caller.pid)
+        return owner if owner == thread else process.process_of(thread)
 
     def _trouble(self, block: Block, error: CtxfsError) -> CtxfsError:
         """Return what a program sees of an error. That a tier failed is counted apart."""
@@ -366,7 +379,7 @@ class Operations:
 
     async def _open_for_write(self, block: Block, flags: int, caller: Caller) -> Handle:
         owner = process.process_of(caller.pid)
-        before = self._redirects.take(caller.pid, block)
+        before = self._redirects.take(caller, block)
         if self._store.goes_on(block, owner, flags):
             await self._store.sealing.thawed(block)
             if self._store.goes_on(block, owner, flags):
@@ -383,7 +396,7 @@ class Operations:
             # by somebody else, and could not be sent back again.
             creates = flags & os.O_TRUNC and not block.directory.removed
             if base is None and before is None and not creates:
-                self._redirects.begin(caller.pid, block)
+                self._redirects.begin(caller, block)
         if before is not None:
             raise BlockNotFound("its name was given away twice while it was opened")
         if flags & os.O_TRUNC or not isinstance(base, Block):
@@ -392,7 +405,7 @@ class Operations:
         assert new.writing is not None
         new.writing.opener = caller.pid
         self._catalog.record_transient(new)
-        self._redirects.begin(caller.pid, block, new)
+        self._redirects.begin(caller, block, new)
 
     async def fsync_directory(self) -> None:
         """Return when names and attributes are on the cold tier's medium."""

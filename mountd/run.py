@@ -464,7 +464,8 @@ def _keep_open(catalog: Catalog, session: Session | None) -> set[int] | None:
     catalog.hot.journal.before_append = session.mark
     if session.resumed is None:
         return None
-    return {file.generation for file in session.files()}
+    opened = {file.generation for file in session.files()}
+    return opened | {redirect.held for redirect in session.redirects()} - {0}
 
 
 async def _run_cold(

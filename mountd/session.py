@@ -22,6 +22,9 @@ RESENT = 1 << 63  # linux/fuse.h, FUSE_UNIQUE_RESEND: the request may have been 
 
 HEADER = Struct("<8sIIIIII8xQI")
 NOTED_BACKINGS = 256  # ids that were kept when no open file used them, in use again or not
+SENT_BACK_AT = 1088
+SENT_BACK = 62
+REDIRECT = Struct("<6Q")
 MARKS_AT = 4096
 MARKS = 1024
 SLOTS_AT = 12288
@@ -59,6 +62,18 @@ class OpenFile:
 
 
 @dataclass(frozen=True, slots=True)
+class NotedRedirect:
+    """An open that was sent to look its name up again. Blocks by generation; 0: none."""
+
+    thread: int
+    request: int  # that was answered so
+    at_ns: int  # boot clock
+    block: int
+    instead: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
 class Agreed:
     """What the first child negotiated with the kernel."""
 
@@ -74,6 +89,7 @@ class Session:
         """Open what an earlier child left, or begin anew where there is nothing of use."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._free: list[int] = []
+        self._free_redirects: list[int] = []
         self._by_request: dict[int, OpenFile] = {}
         self._marked: frozenset[int] = frozenset()
         self._mark_next = 0
@@ -99,6 +115,7 @@ class Session:
         self._map_slots()
         HEADER.pack_into(self._map, 0, MAGIC, VERSION, 0, 0, 0, 0, self._slots, 0, 0)
         self._free = list(range(self._slots - 1, -1, -1))
+        self._free_redirects = list(range(SENT_BACK))
         self._by_request.clear()
         self._marked = frozenset()
 
@@ -129,6 +146,7 @@ class Session:
         used = {file.number & (1 << SLOT_BITS) - 1 for file in self.files()}
         self._free = [index for index in range(slots - 1, -1, -1) if index not in used]
         self._by_request = {file.request: file for file in self.files()}
+        self._free_redirects = []  # until they were taken over
         # One may have been counted and not stored.
         self._opened = max([opened, *(f.number >> SLOT_BITS for f in self.files())])
         return True
@@ -162,7 +180,15 @@ class Session:
             if number:
                 yield OpenFile(number, generation, request, owner, newest, backing, OpenFlag(flags))
 
-    def add(self, generation: int, owner: int, newest_pid: int, flags: int, request: int) -> int:
+    def add(
+        self,
+        generation: int,
+        owner: int,
+        newest_pid: int,
+        flags: int,
+        request: int,
+        backing: int = 0,
+    ) -> int:
         """Note that a file was opened by a request; returns its handle. Raises TooManyOpen."""
         if not self._free:
             self._grow()
@@ -171,7 +197,7 @@ class Session:
         U64.pack_into(self._map, _OPENED_AT, self._opened)
         number = self._opened << SLOT_BITS | index
         at = SLOTS_AT + index * SLOT_BYTES
-        SLOT.pack_into(self._map, at, 0, generation, request, owner, newest_pid, 0, flags)
+        SLOT.pack_into(self._map, at, 0, generation, request, owner, newest_pid, backing, flags)
         U64.pack_into(self._map, at, number)
         return number
 
@@ -205,6 +231,46 @@ class Session:
     def set_noted_backing(self, place: int, number: int) -> None:
         """Note that an id is kept; 0: the place is free."""
         U32.pack_into(self._map, _NOTED_AT + place * U32.size, number)
+
+    # -- opens that were sent to look their name up again
+
+    def add_redirect(self, noted: NotedRedirect) -> int:
+        """Note one; returns its place, or -1 where too many are under way."""
+        if not self._free_redirects:
+            return -1
+        place = self._free_redirects.pop()
+        at = SENT_BACK_AT + place * REDIRECT.size
+        REDIRECT.pack_into(
+            self._map, at, 0, noted.request, noted.at_ns, noted.block, noted.instead, noted.held
+        )
+        U64.pack_into(self._map, at, noted.thread)
+        return place
+
+    def set_redirect(self, place: int, instead: int, held: int) -> None:
+        """What an open is to find has changed."""
+        if place >= 0:
+            at = SENT_BACK_AT + place * REDIRECT.size + 4 * U64.size
+            Struct("<QQ").pack_into(self._map, at, instead, held)
+
+    def remove_redirect(self, place: int) -> None:
+        """That open came, or never will."""
+        if place >= 0:
+            U64.pack_into(self._map, SENT_BACK_AT + place * REDIRECT.size, 0)
+            self._free_redirects.append(place)
+
+    def redirects(self) -> list[NotedRedirect]:
+        """Return what is noted."""
+        places = range(SENT_BACK_AT, SENT_BACK_AT + SENT_BACK * REDIRECT.size, REDIRECT.size)
+        found = [NotedRedirect(*REDIRECT.unpack_from(self._map, at)) for at in places]
+        return [each for each in found if each.thread]
+
+    def take_redirects(self) -> list[NotedRedirect]:
+        """Return what an earlier child noted, and forget it."""
+        found = self.redirects()
+        for place in range(SENT_BACK):
+            U64.pack_into(self._map, SENT_BACK_AT + place * REDIRECT.size, 0)
+        self._free_redirects = list(range(SENT_BACK))
+        return found
 
     # -- requests that may come twice
 

@@ -36,11 +36,10 @@ from ctxfs.core.versions import VersionClock
 from ctxfs.store.counters import Counters
 from ctxfs.store.events import Events
 from ctxfs.tiers.cold import ColdTier
-from ctxfs.tiers.hot import HotTier
+from ctxfs.tiers.hot import HotFile, HotTier
 from ctxfs.tiers.warm import WarmTier
 
 FIRST_GENERATION = 1024  # inode numbers below are the daemon's own
-NO_TIME_LIMIT = 1 << 63
 FRESH_MAX = 4096  # sealed blocks whose writer may still go on with them
 
 
@@ -149,7 +148,7 @@ class Catalog:
 
     def record_transient(self, block: Block) -> None:
         """Write down a block that is being written, or is gone and open, for the next daemon."""
-        if self.keeps_transients:
+        if self.keeps_transients and block.generation not in self._kept:
             block.stamp = self.new_stamp()
             self.hot.record(self._transient(block))
 
@@ -209,7 +208,7 @@ class Catalog:
             yield from (Put(old.meta(self.names.key_of(old), now)) for old in waiting)
         if self.keeps_transients:
             for block in self.names.table.awake.values():
-                if block.state is not State.SEALED:
+                if block.state is not State.SEALED and block.generation not in self._kept:
                     yield self._transient(block)
 
     def journal_entries(self, generations: Iterable[int]) -> Iterator[JournalEntry]:
@@ -435,6 +434,12 @@ class Catalog:
         if old is not None:
             self._replace(old, block)
 
+    def put_in_place(self, block: Block) -> None:
+        """Give a block that is being written its name, after the daemon before us did."""
+        old = self.names.publish(block, block.directory, block.name)
+        if old is not None:
+            self._replace(old, block)
+
     def _new_content(self, block: Block, old: Node | None) -> None:
         """Before a block gets a name: what it and its own name led to is deleted on all hosts."""
         if block.published:
@@ -448,13 +453,25 @@ class Catalog:
         """What a name led to is over; but until what has the name now is sealed, a daemon that
         dies would leave neither to the next one. So its copies stay a moment longer.
         """
-        if by.state is State.SEALED or old.state is not State.SEALED or old.opens:
+        if by.state is State.SEALED:
+            self.drop(old)
+            return
+        if old.state is not State.SEALED:
+            before = self._replaced.pop(old.generation, None)
+            if before is not None:  # what that replaced is as good as lost, too, if it goes now
+                self._replaced[by.generation] = before
             self.drop(old)
             return
         self._end(old)
         self._kept.add(old.generation)
         _, waiting = self._replaced.setdefault(by.generation, (self.clock().boot_ns, []))
         waiting.append(old)
+
+    def acquire(self, block: Block) -> HotFile:
+        """Return the hot file of a block that may be gone, and was open in the daemon's former
+        life. Raises as `HotTier.acquire`."""
+        is_kept = not block.is_gone or block.generation in self._kept
+        return (self.hot.acquire if is_kept else self.hot.acquire_gone)(block.generation)
 
     def release_replaced(self, by: int) -> bool:
         """Remove copies that were kept for a generation that is sealed now, or gone."""
@@ -475,17 +492,14 @@ class Catalog:
             if synced:
                 self._replaced[by] = since_ns, synced
             for block in synced:
-                freed |= block.is_hot
-                self.drop_hot(block)
+                if not block.opens:  # else it would not be free, and not be found by a successor
+                    freed |= block.is_hot
+                    self.drop_hot(block)
         return freed
 
-    def release_all_replaced(self, before_ns: int = NO_TIME_LIMIT) -> bool:
-        """Do not wait any longer for what takes long to be sealed, or for room. Whether any was
-        kept since before that time of the boot clock."""
-        late = [by for by, (since_ns, _) in self._replaced.items() if since_ns < before_ns]
-        for by in late:
-            self.release_replaced(by)
-        return bool(late)
+    def replaced_before(self, limit_ns: int) -> list[int]:
+        """Return generations that something is kept for since before a time of the boot clock."""
+        return [by for by, (since_ns, _) in self._replaced.items() if since_ns < limit_ns]
 
     def sealed(self, block: Block, digest: bytes) -> None:
         """A generation became immutable."""

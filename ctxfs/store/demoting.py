@@ -79,7 +79,7 @@ class Demoter:
         if not await self._write_cold_from_warm(block, meta):
             with self._moves.hot_file(block) as file:
                 async with readable_span(file) as (span, view):
-                    await self.put_cold(meta, span, view)
+                    await self.put_cold(meta, span, view, own=self._synced(meta))
         if block.is_gone:
             self._cold.drop(block.generation, self._catalog.new_stamp())
             raise BlockNotFound("it went away while it was moved")
@@ -93,6 +93,13 @@ class Demoter:
         self._catalog.counters.demoted += 1
         self._catalog.counters.demoted_bytes += block.size
         self._catalog.tell("moved", block, **{"from": "hot" if was_hot else "warm", "to": "cold"})
+
+    def _synced(self, meta: BlockMeta) -> int:
+        """Return the generation under which fsync wrote this very content of the block; or 0."""
+        shadow = self._catalog.shadows.get(meta.generation)
+        if shadow is None or (shadow.digest, shadow.size) != (meta.digest, meta.size):
+            return 0
+        return shadow.generation
 
     async def _write_cold_from_warm(self, block: Block, meta: BlockMeta) -> bool:
         """Pass a warm copy on as it is, or inflated where it may not stay like that.
@@ -119,23 +126,24 @@ class Demoter:
         return True
 
     async def put_cold(
-        self, meta: BlockMeta, span: Span, view: memoryview, *, may_share: bool = True
+        self, meta: BlockMeta, span: Span, view: memoryview, *, may_share: bool = True, own: int = 0
     ) -> None:
         """Write content to the cold tier, encoded if that pays or is asked for; `span` is `view`
         in whole pages. Evicts from it what may go. Raises TierFull, DeviceError, UnknownKey.
 
-        `may_share`: what is there already is not written again.
+        `may_share`: what is there already is not written again. `own`: what this block's writer
+        had synced of it.
         """
         async with self.sharer.one_at_a_time(meta):
-            if not may_share or not await self._share(meta, view):
+            if not may_share or not await self._share(meta, view, own):
                 await self._put_content(meta, span, view)
 
-    async def _share(self, meta: BlockMeta, view: memoryview) -> bool:
+    async def _share(self, meta: BlockMeta, view: memoryview, own: int) -> bool:
         async def put_alias(twin: Twin) -> None:
             assert self._cold is not None
             await self._with_room(meta, 0, partial(self._cold.put_alias, meta, twin))
 
-        return await self.sharer.share(meta, view, put_alias)
+        return await self.sharer.share(meta, view, put_alias, own)
 
     async def _put_content(self, meta: BlockMeta, span: Span, view: memoryview) -> None:
         async with self.coding.encoded(view, meta.dtype, meta.generation) as made:

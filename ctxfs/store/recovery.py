@@ -325,17 +325,15 @@ def _add_writing(
     old = names.find(directory, block.name)
     if published and isinstance(old, Directory):
         return
-    if published and isinstance(old, Block):
-        if old.stamp > block.stamp:
-            return  # it was replaced just before the daemon died
-        catalog.drop(old)
+    if published and isinstance(old, Block) and old.stamp > block.stamp:
+        return  # it was replaced just before the daemon died
     del files[meta.generation]
     block.state = State.WRITING
     block.size, block.hot_bytes = file.size, file.physical_bytes
     catalog.block_count += 1
     catalog.writing_count += 1
     if published:
-        names.publish(block, directory, block.name)
+        catalog.put_in_place(block)
     else:
         names.add_private(block)
     catalog.set_expiry(block, block.expires_ns)

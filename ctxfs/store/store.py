@@ -334,8 +334,7 @@ class Store:
     ) -> Handle | None:
         """Return an open description of the daemon's former life; None if its bytes are lost."""
         try:
-            acquire = self._hot.acquire_gone if block.is_gone else self._hot.acquire
-            file = acquire(block.generation)
+            file = self.catalog.acquire(block)
         except FileNotFoundError:
             return None
         block.opens += 1

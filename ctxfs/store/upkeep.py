@@ -48,7 +48,7 @@ class Upkeep:
         while True:
             await trio.sleep(1)
             self._discard_abandoned()
-            self._catalog.release_all_replaced(self._catalog.clock().boot_ns - REPLACED_NS)
+            await self._release_replaced()
             self._let_go_of_old()
             self._hot.spares.drop_if_idle()
             if self.elsewhere is not None:
@@ -56,6 +56,19 @@ class Upkeep:
             if self._hot.journal.wants_rewrite:
                 await self.rewrite_journal()
             self._hot.journal.keep_ballast()
+
+    async def _release_replaced(self) -> None:
+        """Do not wait any longer for what takes long to be sealed."""
+        late = self._catalog.replaced_before(self._catalog.clock().boot_ns - REPLACED_NS)
+        if late and self._cold is not None:
+            # What fsync wrote of what comes must have the name before what had it goes.
+            try:
+                await self._cold.sync()
+            except CtxfsError as error:
+                log.warning("what was replaced stays a while longer: %s", error)
+                return
+        for by in late:
+            self._catalog.release_replaced(by)
 
     # -- expiry
 
@@ -99,10 +112,10 @@ class Upkeep:
 
     def hold(self, block: Block) -> Handle | None:
         """Lease the bytes of a hot block for an open that is about to come, for a second or two."""
-        if block.is_gone or not block.is_hot:
+        if not block.is_gone and not block.is_hot:
             return None
         try:
-            file = self._hot.acquire(block.generation)
+            file = self._catalog.acquire(block)
         except FileNotFoundError:
             return None  # the open finds out, too
         block.opens += 1

@@ -533,7 +533,10 @@ class ColdTier:
             return False
         with self._being_put(meta) as landed:
             await target.bring(self._names.needed_before(self.describe(generation) or meta))
-            await target.put_alias(self.describe(generation) or meta, content)
+            try:
+                await target.put_alias(self.describe(generation) or meta, content)
+            except BlockNotFound:
+                return False
             landed(target)
         return True
 

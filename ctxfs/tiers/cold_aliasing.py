@@ -2,20 +2,17 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
 
 import trio
 
 from ctxfs.core.meta import Alias, BlockMeta
-from ctxfs.errors import CtxfsError, DeviceError, TierFull
+from ctxfs.errors import BlockNotFound, CtxfsError, TierFull
 from ctxfs.ondisk import ledger
 from ctxfs.ondisk.layout import ALIGN_BYTES, padded
 from ctxfs.tiers.cold_index import ColdIndex
 from ctxfs.tiers.cold_requests import check_frame, note_request
 from ctxfs.tiers.cold_space import Space
 from ctxfs.tiers.cold_writer import ColdWriter
-
-_FAILED: Final = "an alias could not be written"
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +45,8 @@ class AliasWriter:
         """Return when it is written that `meta`, which is not here, has a content that is here,
         and that the caller has claimed.
 
-        Cancelled before the write began: nothing was put. Raises TierFull, DeviceError, BadValue.
+        Cancelled before the write began: nothing was put. Raises TierFull, DeviceError, BadValue,
+        BlockNotFound where it was dropped meanwhile.
         """
         coming = _Coming(Alias(meta, content))
         check_frame(ledger.encode(coming.entry), self._space.geometry)
@@ -66,7 +64,7 @@ class AliasWriter:
                 self._waiting.remove(coming)
             self._index.sharing.coming.pop(generation, None)
         if not self._index.is_alias_of(generation, content):
-            raise coming.error or DeviceError(_FAILED)
+            raise coming.error or BlockNotFound("it went away while its alias was written")
 
     async def _write(self, taken: list[_Coming]) -> None:
         """Write them; each that failed is told why."""

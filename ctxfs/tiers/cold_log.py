@@ -186,7 +186,7 @@ class ColdLog:
     async def put_alias(self, meta: BlockMeta, content: int) -> None:
         """Write down that a block that is not here has this content, which the caller has claimed.
 
-        Raises TierFull, DeviceError, BadValue.
+        Raises TierFull, DeviceError, BadValue, BlockNotFound where it was dropped meanwhile.
         """
         self.health.check_writable()
         self.see_stamp(meta.stamp)

@@ -12,7 +12,9 @@ ATTR = Struct("=" + _ATTR)
 # node, generation, lifetime of the name and of the attributes: seconds, then nanoseconds of each
 ENTRY = Struct("=QQQQII" + _ATTR)
 ATTR_OUT = Struct("=QI4x" + _ATTR)
-OPEN_OUT = Struct("=QIi")  # handle, flags, backing id (padding before 7.40)
+_OPEN = "QIi"  # handle, flags, backing id (padding before 7.40)
+OPEN_OUT = Struct("=" + _OPEN)
+_OPEN_WHOLE = Struct("=IiQ" + _OPEN)
 WRITE_OUT = Struct("=I4x")
 STATFS_OUT = Struct("=QQQQQIII4x24x")
 XATTR_OUT = Struct("=I4x")
@@ -119,6 +121,11 @@ def attributes(attr: Attributes) -> bytes:
 def opened(handle: int, flags: int, backing: int = 0) -> bytes:
     """Return what OPEN is answered, and CREATE after the entry: 16 bytes."""
     return OPEN_OUT.pack(handle, flags, backing)
+
+
+def whole_opened(unique: int, handle: int, flags: int, backing: int) -> bytes:
+    """Return what OPEN is answered, with its header."""
+    return _OPEN_WHOLE.pack(_OPEN_WHOLE.size, 0, unique, handle, flags, backing)
 
 
 def handle_of(answer: bytes | memoryview) -> int:

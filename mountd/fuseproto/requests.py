@@ -333,6 +333,10 @@ _RELEASE = Layout(Release, Struct("=QIIQ"))
 _RELEASE_GIST = Struct("=II28xH10xI")  # length, opcode, length of extensions, flags
 _RELEASE_BYTES = HEADER_BYTES + _RELEASE.fixed_bytes
 _RELEASE_START = [_RELEASE_BYTES, int(Opcode.RELEASE)]
+# length, opcode, unique, node, thread, length of extensions, flags
+_OPEN_GIST = Struct("=IIQQ8xIH2xI4x")
+_OPEN_BYTES = HEADER_BYTES + _OPEN.fixed_bytes
+_OPEN_OPCODE = int(Opcode.OPEN)
 _FSYNC = Layout(Fsync, Struct("=QI4x"))
 _COPY = Layout(CopyFileRange, Struct("=7Q"))
 _INIT = Struct("=IIII")
@@ -403,6 +407,19 @@ def is_release_without(flags: int, buffer: bytes | bytearray, length: int) -> bo
         return False
     *start, extensions, opened_with = _RELEASE_GIST.unpack_from(buffer)
     return start == _RELEASE_START and not extensions and not opened_with & flags
+
+
+def open_without(flags: int, buffer: bytes | bytearray, length: int) -> tuple[int, int, int] | None:
+    """Return unique, node and thread of an OPEN with none of these flags; None for all else.
+
+    Most opens are, and their callers wait for nothing else.
+    """
+    if length != _OPEN_BYTES:
+        return None
+    said, opcode, unique, node, thread, extensions, asked = _OPEN_GIST.unpack_from(buffer)
+    if opcode != _OPEN_OPCODE or said != length or extensions or asked & flags:
+        return None
+    return unique, node, thread
 
 
 def parse_body(header: Header, buffer: bytes | bytearray) -> Body:

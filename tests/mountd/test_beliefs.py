@@ -166,3 +166,16 @@ def test_of_what_a_daemon_before_told_everything_is_taken_back_while_it_may_be_b
     kernel.now_ns = int(LIFETIME_S * SECOND_NS) + LATE_NS
     kernel.beliefs.attributes_changed(7)
     assert not kernel.taken()
+
+
+def test_the_kernel_forgets_a_directory_by_itself_where_it_asks_for_the_change(
+    kernel: Kernel,
+) -> None:
+    kernel.beliefs.tell_attributes(1)
+    kernel.beliefs.tell_attributes(7)
+    with kernel.beliefs.renamed_by_kernel((1, b"old"), (1, b"new")):
+        kernel.beliefs.attributes_changed(1)
+        kernel.beliefs.attributes_changed(7)
+    assert kernel.taken() == [notices.attributes_changed(7)]
+    kernel.beliefs.attributes_changed(1)
+    assert kernel.taken() == [notices.attributes_changed(1)]

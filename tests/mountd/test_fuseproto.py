@@ -186,3 +186,23 @@ def test_release_of_a_reader_is_told_from_all_else(
     message = requests.pack(Header(0, opcode, 2, 3, 0, 0, 1), body)
     assert requests.is_release_without(os.O_RDWR | os.O_WRONLY, message, len(message)) is expected
     assert not requests.is_release_without(0, message, len(message) - 1)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "flags", "is_told"),
+    [
+        (Opcode.OPEN, os.O_RDONLY, True),
+        (Opcode.OPEN, os.O_RDWR, False),
+        (Opcode.OPENDIR, os.O_RDONLY, False),
+        (Opcode.LOOKUP, os.O_RDONLY, False),
+    ],
+)
+def test_open_for_reading_is_told_from_all_else(opcode: Opcode, flags: int, is_told: bool) -> None:
+    body: Body = requests.Name(b"1234567") if opcode is Opcode.LOOKUP else requests.Open(flags, 0)
+    message = requests.pack(Header(0, opcode, 2, 3, 1000, 100, 4711), body)
+    gist = requests.open_without(os.O_RDWR | os.O_WRONLY, message, len(message))
+    assert gist == ((2, 3, 4711) if is_told else None)
+    assert requests.open_without(0, message, len(message) - 1) is None
+    extended = bytearray(message)
+    extended[36] = 1  # extensions
+    assert requests.open_without(os.O_WRONLY, extended, len(message)) is None

@@ -296,6 +296,6 @@ async def test_pyfuse3_hands_on_errors_and_results_of_what_is_in_time() -> None:
     async with rig() as here, pyfuse3_channel(here) as channel:
         with pytest.raises(pyfuse3.FUSEError) as missing:
             await channel.open(pyfuse3.InodeT(4711), pyfuse3.FlagT(os.O_RDONLY), CTX)
-        assert missing.value.errno == errno.ENOENT
+        assert missing.value.errno == errno.ESTALE
         assert here.operations.deadlines.statistics()["waiting"] == 0
         assert here.overdue == 0

@@ -9,9 +9,15 @@ import pytest
 from ctxfs.core.block import Block, Writing
 from ctxfs.store.store import Store
 from mountd.redirects import Redirects, RetryLookup
+from mountd.session import SENT_BACK, Agreed, Session
+from mountd.values import Caller
 from tests.store.world import OWNER, World, put
 
 THREAD, OTHER = 11, 12
+
+
+def caller(request: int) -> Caller:
+    return Caller(0, 0, THREAD, request)
 
 
 @pytest.fixture
@@ -27,7 +33,7 @@ async def redirected(store: Store, redirects: Redirects, name: str) -> Block:
     assert isinstance(new.writing, Writing)
     new.writing.opener = THREAD
     with pytest.raises(RetryLookup):
-        redirects.begin(THREAD, old, new)
+        redirects.begin(caller(1), old, new)
     return new
 
 
@@ -56,10 +62,10 @@ async def test_the_open_that_was_waited_for_is_recognised_once(world: World) -> 
         redirects = Redirects(store)
         new = await redirected(store, redirects, "k")
         redirects.looked_up(THREAD, (store.catalog.names.root, b"k"), new)
-        taken = redirects.take(THREAD, new)
+        taken = redirects.take(caller(2), new)
         assert taken is not None
         assert taken.instead is new
-        assert redirects.take(THREAD, new) is None
+        assert redirects.take(caller(2), new) is None
 
 
 async def test_the_open_is_recognised_though_the_old_block_has_another_name_by_now(
@@ -73,7 +79,7 @@ async def test_the_open_is_recognised_though_the_old_block_has_another_name_by_n
         assert isinstance(old, Block)
         store.rename(old, root, b"elsewhere")
         redirects.looked_up(THREAD, (root, b"k"), new)
-        taken = redirects.take(THREAD, new)
+        taken = redirects.take(caller(2), new)
         assert taken is not None
         assert not new.is_gone
 
@@ -84,3 +90,89 @@ async def test_a_thread_that_opens_something_else_leaves_nothing(world: World) -
         new = await redirected(store, redirects, "k")
         redirects.end(THREAD)
         assert new.is_gone
+
+
+def taken_over(session: Session, path: Path) -> Session:
+    """What a successor reads."""
+    session.agreed(Agreed(minor=41, max_write=1 << 20, passthrough=True))
+    session.close()
+    return Session(path)
+
+
+async def test_a_successor_knows_whom_its_predecessor_sent_back(
+    world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "session"
+    async with world.store() as store:
+        session = Session(path)
+        new = await redirected(store, Redirects(store, session), "k")
+        redirects = Redirects(store, taken_over(session, path))
+        redirects.resume()
+        taken = redirects.take(caller(2), new)
+        assert taken is not None
+        assert taken.instead is new
+        assert redirects.take(caller(2), new) is None
+
+
+async def test_an_answer_that_was_not_read_is_given_again(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "session"
+    async with world.store() as store:
+        session = Session(path)
+        new = await redirected(store, Redirects(store, session), "k")
+        redirects = Redirects(store, taken_over(session, path))
+        redirects.resume()
+        with pytest.raises(RetryLookup):
+            redirects.take(caller(1), new)
+        assert redirects.take(caller(2), new) is not None
+
+
+async def test_what_was_looked_up_before_a_restart_lasts_until_the_open(
+    world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "session"
+    async with world.store() as store:
+        root = store.catalog.names.root
+        session = Session(path)
+        first = Redirects(store, session)
+        old = await put(store, "k", b"old")
+        with pytest.raises(RetryLookup):
+            first.begin(caller(1), old)
+        found = await put(store, "k", b"found")
+        first.looked_up(THREAD, (root, b"k"), found)
+        (noted,) = session.redirects()
+        assert noted.held == found.generation
+        await put(store, "k", b"newest")
+        assert found.is_gone
+        redirects = Redirects(store, taken_over(session, path))
+        redirects.resume()
+        taken = redirects.take(caller(2), found)
+        assert taken is not None
+        assert taken.held is not None
+        assert store.content.read(taken.held, 0, 10) == b"found"
+        redirects.end(THREAD)
+
+
+async def test_what_the_kernel_has_from_a_daemon_before_is_looked_up_again(world: World) -> None:
+    async with world.store() as store:
+        redirects = Redirects(store)
+        with pytest.raises(RetryLookup):
+            redirects.begin(caller(1), None)
+        assert redirects.take(caller(2), await put(store, "k", b"new")) is not None
+
+
+async def test_more_at_once_than_can_be_noted_are_known_all_the_same(
+    world: World, tmp_path: Path
+) -> None:
+    async with world.store() as store:
+        session = Session(tmp_path / "session")
+        redirects = Redirects(store, session)
+        old = await put(store, "k", b"old")
+        callers = [Caller(0, 0, thread, thread) for thread in range(1, 200)]
+        for each in callers:
+            with pytest.raises(RetryLookup):
+                redirects.begin(each, old)
+        assert len(session.redirects()) == SENT_BACK
+        for each in callers:
+            assert redirects.take(each._replace(request=0), old) is not None
+        assert session.redirects() == []
+        session.close()

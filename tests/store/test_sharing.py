@@ -158,12 +158,15 @@ async def test_what_was_synced_while_it_was_written_is_not_written_again(world: 
         await store.sealing.sync(handle.block)
         alone = live_bytes(store)
         assert alone > SIZE
+        assert world.engine is not None
+        reads = world.engine.statistics().read_bytes
         store.publish_on_close(handle)
         store.release(handle)
         await store.sealing.wait_sealed(handle.block)
         await store.mover.demoter.demote(handle.block)
         assert shared(store) == 1
         assert live_bytes(store) <= alone + SLACK_BYTES
+        assert world.engine.statistics().read_bytes == reads  # nor compared
         assert await get(store, "block") == content
 
 

@@ -246,3 +246,76 @@ async def test_what_was_synced_of_an_open_block_outlives_restart_and_power_cut(
     lasting.reboot()
     async with lasting.store() as store:
         assert await get(store, "k") == b"synced"
+
+
+async def replace_open(store: Store, *, rewritten: bool) -> tuple[Handle, Handle]:
+    """Have what was synced under another name take the name of a synced block that is open.
+
+    Returns the writer, which goes on, and who reads what was there before.
+    """
+    root = store.catalog.names.root
+    old = await put(store, "k", b"old")
+    await store.sealing.sync(old)
+    reader = await store.open_for_read(old, owner=1)
+    writer = await begin(store, "early", b"new")
+    await store.sealing.sync(writer.block)
+    store.publish_on_close(writer)
+    store.rename(writer.block, root, b"k")
+    if rewritten:
+        await store.upkeep.rewrite_journal()
+    return writer, reader
+
+
+@pytest.mark.parametrize("rewritten", [True, False])
+async def test_a_rename_over_a_block_that_is_open_leaves_the_old_or_the_new_one(
+    lasting: World, rewritten: bool
+) -> None:
+    async with lasting.store() as store:
+        await replace_open(store, rewritten=rewritten)
+    lasting.still_open = None
+    async with lasting.store() as store:
+        assert await get(store, "k") in (b"old", b"new")
+
+
+@pytest.mark.parametrize("rewritten", [True, False])
+async def test_who_reads_what_was_replaced_goes_on_after_a_restart(
+    lasting: World, rewritten: bool
+) -> None:
+    async with lasting.store() as store:
+        writer, reader = await replace_open(store, rewritten=rewritten)
+        lasting.still_open = {writer.block.generation, reader.block.generation}
+    async with lasting.store() as store:
+        new = resume(store, writer.block.generation)
+        old = resume(store, reader.block.generation, writable=False)
+        store.sealing.settle_resumed()
+        assert bytes(store.content.read(old, 0, 10)) == b"old"
+        assert await get(store, "k") == b"new"
+        store.release(new)
+        await store.sealing.wait_sealed(new.block)
+        assert bytes(store.content.read(old, 0, 10)) == b"old"
+        store.release(old)
+        assert await get(store, "k") == b"new"
+        assert len(list((lasting.path / "blocks").iterdir())) == 1
+
+
+async def test_what_is_kept_for_an_unsealed_block_is_kept_for_the_one_that_replaces_it(
+    lasting: World,
+) -> None:
+    async with lasting.store() as store:
+        await store.sealing.sync(await put(store, "k", b"old"))
+        for content in (b"second", b"third"):
+            store.publish_on_close(await begin(store, "k", content))
+    lasting.still_open = None
+    async with lasting.store() as store:
+        assert await get(store, "k") == b"old"
+
+
+async def test_the_new_name_is_on_the_medium_before_what_had_it_goes(lasting: World) -> None:
+    async with lasting.store() as store:
+        await replace_open(store, rewritten=False)
+        lasting.clock.pass_s(3)
+        await trio.sleep(1.2)
+        assert not store.catalog.replaced_before(1 << 63)
+    lasting.still_open = None
+    async with lasting.store() as store:
+        assert await get(store, "k") == b"new"

@@ -12,7 +12,7 @@ import trio.testing
 import xxhash
 
 from ctxfs.core.meta import BlockMeta, DirectoryMeta, MakeDirectory, Put, RemoveDirectory
-from ctxfs.errors import DeviceError, TierFull
+from ctxfs.errors import BlockNotFound, DeviceError, TierFull
 from ctxfs.ondisk.layout import SEGMENTS_OFFSET, padded
 from ctxfs.tiers.cold import ColdDevice, ColdTier, Recovered
 from ctxfs.tiers.cold_buffers import Scratch
@@ -141,7 +141,7 @@ class Life:
         try:
             if not await share(self.tier, meta, memory.view[: padded(meta.size)]):
                 await self.tier.put(meta, memory.span(0, padded(meta.size)))
-        except (TierFull, DeviceError):
+        except (TierFull, DeviceError, BlockNotFound):
             self.live.pop(generation, None)
             self.blocks.say(generation, None, self.trace.now)
             raise
