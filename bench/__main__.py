@@ -10,15 +10,17 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import codec, commands, places, profile, rounds
+from bench import codec, commands, places, profile, remote, rounds
 from bench.daemon import DaemonFailed
 from bench.fio import FioFailed
 from bench.memory import NoStatistics
+from bench.network import NoNetwork
 from ctxfs.errors import BadValue
 from ctxfs.units import parse_size
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = 4096
+TROUBLES = (ValueError, DaemonFailed, NoStatistics, NoNetwork, FioFailed, OSError)
 COLUMNS_MIN = 130  # of the tables, where the output is no terminal
 
 
@@ -29,26 +31,12 @@ def parser() -> argparse.ArgumentParser:
         "Instead, `python -m bench memory` measures the daemon's memory for each block, "
         "`python -m bench profile` where the time of an open goes, `python -m bench codec` the "
         "size and speed of compressed blocks, `python -m bench mount` how long a mount with many "
-        "cold blocks takes to answer.",
+        "cold blocks takes to answer, `python -m bench cluster` blocks on other hosts.",
         epilog=f"Measures: {', '.join(rounds.names())}.",
     )
     parser.add_argument("--size", type=block_size, default="2MiB", help="of a block (%(default)s)")
     _number(parser, "--blocks", 64, "in each place")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=0.3,
-        metavar="S",
-        help="at least, for each measure in each place in each round (%(default)s)",
-    )
-    _number(parser, "--rounds", 5, "medians are taken over them")
-    parser.add_argument(
-        "--only",
-        type=lambda text: [name for name in text.split(",") if name],
-        default=[],
-        metavar="NAME,…",
-        help="measures that begin like this, as in `put,get` (all of them)",
-    )
+    _rounds(parser)
     parser.add_argument("--no-fio", action="store_true", help="leave fio out")
     parser.add_argument(
         "--channel",
@@ -59,6 +47,28 @@ def parser() -> argparse.ArgumentParser:
     )
     _common(parser)
     return parser
+
+
+def _rounds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=0.3,
+        metavar="S",
+        help="at least, for each measure in each place in each round (%(default)s)",
+    )
+    _number(parser, "--rounds", 5, "medians are taken over them")
+    parser.add_argument(
+        "--only",
+        type=_names,
+        default=[],
+        metavar="NAME,…",
+        help="measures that begin like this, as in `put,get` (all of them)",
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
 
 
 def memory_parser() -> argparse.ArgumentParser:
@@ -118,6 +128,30 @@ def mount_parser() -> argparse.ArgumentParser:
         "summaries that are in the file, and without, from the records alone.",
     )
     _number(parser, "--blocks", 100_000, "to make; a million take 18 GB")
+    _one_channel(parser)
+    _where_to(parser)
+    return parser
+
+
+def cluster_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench cluster",
+        description="As root: get blocks that lie on another host, and put them on two, by daemons "
+        "on hosts that are network namespaces of this machine; beside iperf3 with as many "
+        "connections, Redis, and Mooncake's store, where these are installed.",
+        epilog=f"Measures: {', '.join(remote.names())}.",
+    )
+    parser.add_argument("--size", type=block_size, default="2MiB", help="of a block (%(default)s)")
+    _number(parser, "--blocks", 32, "in each pass")
+    _number(parser, "--connections", 4, "from each member to each other one, and of iperf3")
+    _rounds(parser)
+    parser.add_argument(
+        "--rivals",
+        type=_names,
+        default=list(remote.RIVALS),
+        metavar="NAME,…",
+        help=f"what to compare with, of: {','.join(remote.RIVALS)} (all of them)",
+    )
     _one_channel(parser)
     _where_to(parser)
     return parser
@@ -211,19 +245,20 @@ def console() -> Console:
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     out = console()
-    name = given[0] if given[:1] in (["codec"], ["memory"], ["profile"], ["mount"]) else "places"
-    make_parser, command = {
+    commands_by_name = {
+        "cluster": (cluster_parser, remote.remote_blocks),
         "codec": (codec_parser, codec.codec),
         "memory": (memory_parser, commands.memory_per_block),
         "profile": (profile_parser, profile.where_an_open_goes),
         "mount": (mount_parser, commands.mount_with_many_blocks),
-        "places": (parser, commands.side_by_side),
-    }[name]
+    }
+    name = given[0] if given and given[0] in commands_by_name else "places"
+    make_parser, command = commands_by_name.get(name, (parser, commands.side_by_side))
     options = make_parser().parse_args(given if name == "places" else given[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         found = command(options, out)
-    except (ValueError, DaemonFailed, NoStatistics, FioFailed, OSError) as error:
+    except TROUBLES as error:
         out.print(f"bench: {error}", markup=False)
         return 1
     except KeyboardInterrupt:

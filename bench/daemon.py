@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -34,20 +34,24 @@ class Daemon:
         arguments: list[str],
         environment: dict[str, str] | None = None,
         ready_seconds: float = READY_SECONDS_MAX,
+        inside: Sequence[str] = (),
     ) -> None:
+        """`inside`: what the command begins with where it is to run on another host."""
         self.mount_point = mount_point
         self.state = state
         self.log = state.parent / f"{state.name}.log"
         self._arguments = arguments
         self._environment = {**os.environ, **(environment or {})}
         self._ready_seconds = ready_seconds
+        self._inside = inside
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start, and return when the mount answers. Raises DaemonFailed."""
         if self._process is not None:
             raise DaemonFailed("this daemon is already running")
-        command = [str(program("ctx-mountd")), "--state", str(self.state), *self._arguments]
+        command = [*self._inside, str(program("ctx-mountd")), "--state", str(self.state)]
+        command += self._arguments
         with self.log.open("ab") as log:
             process = self._process = subprocess.Popen(
                 [*command, str(self.mount_point)],

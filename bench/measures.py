@@ -54,7 +54,7 @@ def prepare(place: Place, work: Workload) -> None:
         write(path, work.payload)
 
 
-def write(path: Path, payload: bytes | bytearray) -> None:
+def write(path: Path, payload: bytes | bytearray | memoryview) -> None:
     """Create, one write, close."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
@@ -63,14 +63,14 @@ def write(path: Path, payload: bytes | bytearray) -> None:
         os.close(descriptor)
 
 
-def write_all(descriptor: int, payload: bytes | bytearray) -> None:
+def write_all(descriptor: int, payload: bytes | bytearray | memoryview) -> None:
     """One write where it is taken whole, as it is everywhere up to 2 GiB."""
     rest = memoryview(payload)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def read_all(path: Path, buffer: bytearray) -> None:
+def read_all(path: Path, buffer: bytearray | memoryview) -> None:
     """Open, read everything into `buffer`, close."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -18,6 +18,10 @@ PLAIN = "given"  # a directory that was given as the mount and is none
 TMPFS = "tmpfs"
 LOCAL = "local"
 FIO = "fio"
+TLS = "ctxfs-tls"
+IPERF = "iperf3"
+REDIS = "redis"
+MOONCAKE = "mooncake"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.places import LOCAL, OURS, TMPFS
+from bench.places import IPERF, LOCAL, MOONCAKE, OURS, REDIS, TMPFS
 from bench.rounds import Results, Row
 from bench.samples import Sample
 from bench.targets import TARGETS, Target
@@ -23,7 +23,13 @@ class Middle:
     high: float
 
 
-RIVALS = (TMPFS, LOCAL)  # what the figures of all places are shown as multiples of
+RIVALS = (
+    TMPFS,
+    LOCAL,
+    IPERF,
+    REDIS,
+    MOONCAKE,
+)  # what the figures of all places are shown as multiples of
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +141,8 @@ def print_figures(results: Results, out: Console) -> None:
         padding=(0, 1, 0, 0),
     )
     percentiles = ("p50 us", "p99 us", "p99.9 us")
-    against = tuple(f"/ {rival}" for rival in RIVALS)
+    rivals = [each for each in RIVALS if any(row.place == each for row in results.samples)]
+    against = tuple(f"/ {rival}" for rival in rivals)
     for heading in ("what", "at once", "where", "rate", "spread", *percentiles, *against):
         left = heading in ("what", "where")
         table.add_column(heading, justify="left" if left else "right")
@@ -154,7 +161,7 @@ def print_figures(results: Results, out: Console) -> None:
             show_rate(line["rate"]["median"], is_bytes=is_bytes),
             f"{100 * (line['rate']['high'] - line['rate']['low']) / line['rate']['median']:.0f} %",
             *(_median(line[name]) for name in ("p50_us", "p99_us", "p999_us")),
-            *(_multiple(results, row, rival) for rival in RIVALS),
+            *(_multiple(results, row, rival) for rival in rivals),
         )
     out.print(table)
 

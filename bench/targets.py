@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.places import FIO, LOCAL, TMPFS
+from bench.places import FIO, IPERF, LOCAL, TMPFS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ TARGETS = (
     Target("write-out", 0.8, 0.95, over=FIO),
     Target("write-out-fsync", 0.8, 0.95, over=FIO),
     Target("cold-get", 0.9, 0.95, over=FIO),
+    Target("remote-get", 0.8, 0.95, over=IPERF),
 )
 
 MEMORY_MUST_BYTES = 500  # of the daemon, per block, at a million blocks

@@ -58,6 +58,8 @@ os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))'
         need procps command -v ps
         need iproute2 command -v ip
         need iperf3 command -v iperf3
+        need redis-server command -v redis-server
+        need openssl command -v openssl
         need etcd-server command -v etcd
     fi
 }

@@ -2,37 +2,49 @@
 
 import contextlib
 import json
+import os
+import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 import bench.daemon
-from bench import memory, places, report, rounds
+from bench import memory, places, remote, report, rounds
 from bench.__main__ import main
+from bench.clients import Team, Work
+from bench.contestants import HOSTS, RING, Daemons, Task
 from bench.daemon import Daemon, DaemonFailed, NoFuse, check_fuse, is_mounted, mounts
 from bench.measures import Measure, Workload
-from bench.places import CHANNELS, CTXFS, FIO, LOCAL, TMPFS, Place
+from bench.members import Cluster
+from bench.network import Network, NoNetwork, check_network
+from bench.places import CHANNELS, CTXFS, FIO, IPERF, LOCAL, REDIS, TMPFS, Place
 from bench.rounds import Results, Row
 from bench.samples import Sample, from_durations
+from bench.servers import NotHere, iperf_servers, redis_pair
 from bench.targets import TARGETS
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--size", "8KiB", "--blocks", "2", "--seconds", "0.001", "--rounds", "2", "--no-fio"]
 
 
-def test_help_names_every_measure() -> None:
-    command = [sys.executable, "-m", "bench", "--help"]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("command", "names"), [([], rounds.names()), (["cluster"], remote.names())]
+)
+def test_help_names_every_measure(command: list[str], names: list[str]) -> None:
+    whole = [sys.executable, "-m", "bench", *command, "--help"]
+    answer = subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, check=False)
     assert answer.returncode == 0
     shown = "".join(answer.stdout.split())
-    assert all(name in shown for name in rounds.names())
+    assert all(name in shown for name in names)
 
 
 def test_every_target_is_a_measure_that_exists() -> None:
-    assert {target.measure for target in TARGETS} <= set(rounds.names())
+    assert {target.measure for target in TARGETS} <= {*rounds.names(), *remote.names()}
 
 
 def test_a_run_measures_all_places_writes_json_and_leaves_nothing(tmp_path: Path) -> None:
@@ -109,6 +121,91 @@ def test_a_profile_of_an_open_shows_the_requests_it_makes(tmp_path: Path) -> Non
     assert set(found["calls"]) == {"open", "close"}
     assert any("readv" in each["function"] for each in found["functions"])
     assert list(work.iterdir()) == []
+
+
+def skip_without_hosts() -> None:
+    try:
+        check_network()
+        check_fuse()
+    except (NoNetwork, NoFuse) as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.mount
+def test_blocks_of_other_hosts_are_measured_beside_others_who_send_them(tmp_path: Path) -> None:
+    skip_without_hosts()
+    work, file = tmp_path / "work", tmp_path / "out.json"
+    work.mkdir()
+    tiny = ["--size", "64KiB", "--blocks", "4", "--seconds", "0.001", "--rounds", "1"]
+    chosen = ["--only", "remote-get", "--rivals", f"{IPERF},{REDIS}"]
+    assert main(["cluster", *tiny, *chosen, "--dir", str(work), "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    rows = {(row["measure"], row["clients"], row["place"]) for row in found["rows"]}
+    assert {("remote-get", 1, CTXFS), ("remote-get", 4, CTXFS), ("remote-get-4k", 1, CTXFS)} <= rows
+    if shutil.which("iperf3"):
+        assert [each["target"]["over"] for each in found["verdicts"]] == [IPERF, IPERF]
+    assert list(work.iterdir()) == []
+    assert f"ctb{os.getpid()}" not in subprocess.check_output(["ip", "link"], text=True)
+
+
+@pytest.mark.mount
+def test_blocks_are_put_on_two_hosts(tmp_path: Path) -> None:
+    skip_without_hosts()
+    file = tmp_path / "out.json"
+    tiny = ["--size", "64KiB", "--blocks", "2", "--seconds", "0.001", "--rounds", "1"]
+    chosen = ["--only", "remote-put", "--rivals", ""]
+    assert main(["cluster", *tiny, *chosen, "--dir", str(tmp_path), "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["clients"], row["place"]) for row in rows] == [(n, CTXFS) for n in (1, 4)]
+
+
+class FakeTeam:
+    """Notes what it is told to do, in `log`, and takes a second for all of it."""
+
+    def __init__(self, host: str, log: list[tuple[str, str, str]]) -> None:
+        self._host = host
+        self._log = log
+        self._told: list[str] = []
+
+    def begin(self, what: str, names: list[str], size: int, clients: int = 1) -> None:
+        self._log += [(self._host, what, name) for name in names]
+        self._told = names
+
+    def end(self, clients: int = 1) -> Work:
+        return Work([10**9 for _ in self._told], 0, 10**9)
+
+    def do(self, what: str, names: list[str], size: int, clients: int = 1) -> Work:
+        self.begin(what, names, size, clients)
+        return self.end(clients)
+
+
+def test_members_read_what_another_one_alone_has(tmp_path: Path) -> None:
+    log: list[tuple[str, str, str]] = []
+    teams = {host: cast("Team", FakeTeam(host, log)) for host in HOSTS}
+    daemons = Daemons(CTXFS, (Cluster(HOSTS, dict.fromkeys(HOSTS, tmp_path)), teams))
+    found = daemons.read_on_members(Task(size=100, blocks=3, seconds=0.5, at_once=4))
+    assert found is not None
+    assert (found.operations, found.bytes, found.seconds) == (12, 1200, 1.0)
+    made = {name: host for host, what, name in log if what == "prepare"}
+    got = {name: host for host, what, name in log if what == "get"}
+    assert made.keys() == got.keys()
+    assert {(got[name], made[name]) for name in got} == set(RING)
+
+
+def test_a_rival_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", "--rivals", "iperf3,floppy"]) == 1
+    assert "no rival is 'floppy'" in capsys.readouterr().out
+
+
+def test_what_is_not_installed_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    hosts = Network(["a", "b"])
+    with pytest.raises(NotHere, match="apt-get install iperf3"), ExitStack() as stack:
+        stack.enter_context(iperf_servers(hosts, hosts.names, tmp_path))
+    with pytest.raises(NotHere, match="apt-get install redis-server"), ExitStack() as stack:
+        stack.enter_context(redis_pair(hosts, "a", "b", tmp_path))
 
 
 def test_only_the_chosen_measures_run() -> None:

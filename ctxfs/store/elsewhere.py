@@ -43,12 +43,20 @@ class Found(Protocol):
     def holders(self) -> tuple[str, ...]: ...
 
 
+class Finding(Protocol):
+    """A question that is under way, or answered."""
+
+    async def wait(self) -> Found | None: ...
+
+
 class Remote(Protocol):
     """The tier of other hosts. Their trouble is a miss to whoever asks them for a key."""
 
     def is_missing(self, key: bytes) -> bool: ...
 
     def is_home(self, key: bytes) -> bool: ...
+
+    def begin(self, key: bytes) -> Finding: ...
 
     async def find(self, key: bytes) -> Found | None: ...
 
@@ -112,19 +120,16 @@ class Elsewhere:
 
     async def _search(self, directory: Directory, name: bytes) -> None:
         key = self._key(directory, name)
-        answers: dict[bytes, Found | None] = {}
-
-        async def ask(key: bytes) -> None:
-            answers[key] = await self._remote.find(key)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, key)
-            nursery.start_soon(ask, PREFIXES + key)
+        # Both are asked for at once; where there is a block, nobody waits for the sign.
+        sign = self._remote.begin(PREFIXES + key)
+        found, prefix = await self._remote.find(key), None
+        if found is None:
+            prefix = await sign.wait()
         if directory.removed or self._catalog.names.find(directory, name) is not None:
             return  # it came by itself meanwhile, or cannot come any more
-        if (found := answers[key]) is not None:
+        if found is not None:
             self._take(directory, name, key, found)
-        elif (prefix := answers[PREFIXES + key]) is not None:
+        elif prefix is not None:
             self._make_directory(directory, name, prefix.attributes)
 
     def _key(self, directory: Directory, name: bytes) -> bytes:

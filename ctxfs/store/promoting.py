@@ -28,7 +28,7 @@ from ctxfs.errors import (
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.coding import Coding
 from ctxfs.store.elsewhere import Elsewhere
-from ctxfs.store.hotbytes import content_digest
+from ctxfs.store.hotbytes import content_digest, received_digest
 from ctxfs.store.moves import Moves
 from ctxfs.store.warming import Warming
 from ctxfs.tiers.hot import HotFile, physical_ceiling
@@ -145,7 +145,7 @@ class Promoter:
             return "cold"
 
         async def is_right() -> bool:
-            return await content_digest(file) == block.digest
+            return await received_digest(file) == block.digest
 
         await self.elsewhere.fetch(block, file.mapping().view, is_right)
         return "remote"

@@ -18,7 +18,7 @@ from ctxfs.errors import (
 from ctxfs.store.arriving import Arriving, ArrivingDirectory
 from ctxfs.store.deletions import Deletions
 from ctxfs.store.elsewhere import PREFIXES, take_attributes
-from ctxfs.store.hotbytes import content_digest
+from ctxfs.store.hotbytes import received_digest
 from ctxfs.store.keys import block_at, directory_at
 from ctxfs.store.store import Store
 from ctxfs.tiers.hot import HotFile
@@ -149,7 +149,7 @@ class Receiver:
     async def _publish(self, offer: Offer, block: Block, file: HotFile, member: str) -> Durability:
         """All bytes are here: verify them, and show the block unless something newer came."""
         try:
-            if await content_digest(file) != offer.digest:
+            if await received_digest(file) != offer.digest:
                 self.counters.corrupt += 1
                 raise CopyCorrupt("what arrived does not match its digest")
             *parents, name = split_key(offer.key)

@@ -30,12 +30,22 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
+class Finding:
     """One search, however many wait for it."""
 
     done: trio.Event = field(default_factory=trio.Event)
     found: Found | None = None
     may_be_remembered: bool = True  # nothing came meanwhile that makes a miss doubtful
+    is_over: bool = False
+
+    async def wait(self) -> Found | None:
+        """Wait until it has ended; what was found."""
+        if not self.is_over:
+            await self.done.wait()
+        return self.found
+
+
+_NOWHERE = Finding(is_over=True)
 
 
 def _can_travel(key: bytes) -> bool:
@@ -61,7 +71,7 @@ class RemoteTier:
         self._membership = Membership(0, ())
         self._placement = Placement(())
         self._missing = MissingKeys(self.settings.negative_s, self.settings.missing_max)
-        self._flights: dict[bytes, _Flight] = {}
+        self._flights: dict[bytes, Finding] = {}
         self._nursery: trio.Nursery | None = None
         self._telling = trio.CapacityLimiter(self.settings.tell_at_once)
 
@@ -130,27 +140,30 @@ class RemoteTier:
 
     async def find(self, key: bytes) -> Found | None:
         """Ask the key's homes for it, once however many ask here. A peer's trouble is a miss."""
+        return await self.begin(key).wait()
+
+    def begin(self, key: bytes) -> Finding:
+        """The same, without waiting yet. It goes on also where nobody waits."""
         if self.is_missing(key):
             self.counters.remembered += 1
-            return None
+            return _NOWHERE
         flight = self._flights.get(key)
         if flight is not None:
             self.counters.shared += 1
-        else:
-            candidates = self._candidates(key)
-            if not candidates or self._nursery is None or not _can_travel(key):
-                return None
-            flight = self._flights[key] = _Flight()
-            # Of its own: it goes on for the others when the first to ask is cancelled.
-            self._nursery.start_soon(self._fly, key, candidates, flight)
-        await flight.done.wait()
-        return flight.found
+            return flight
+        candidates = self._candidates(key)
+        if not candidates or self._nursery is None or not _can_travel(key):
+            return _NOWHERE
+        flight = self._flights[key] = Finding()
+        # Of its own: it goes on for the others when the first to ask is cancelled.
+        self._nursery.start_soon(self._fly, key, candidates, flight)
+        return flight
 
     def _candidates(self, key: bytes) -> list[Neighbour]:
         named = [self._neighbours.get(name) for name in self._others(key)]
         return sorted((each for each in named if each is not None), key=lambda each: each.is_ill)
 
-    async def _fly(self, key: bytes, candidates: Sequence[Neighbour], flight: _Flight) -> None:
+    async def _fly(self, key: bytes, candidates: Sequence[Neighbour], flight: Finding) -> None:
         search = Search(key, self.settings, self.counters)
         self.counters.lookups += 1
         try:

@@ -369,6 +369,16 @@ class Found:
 
 
 @dataclass
+class Answer:
+    """What others say of a key. Satisfies `elsewhere.Finding`."""
+
+    found: Found | None
+
+    async def wait(self) -> Found | None:
+        return self.found
+
+
+@dataclass
 class Others:
     """Hosts that are asked for what is not here. Satisfies `elsewhere.Remote`."""
 
@@ -381,6 +391,9 @@ class Others:
 
     def is_home(self, key: bytes) -> bool:
         return False
+
+    def begin(self, key: bytes) -> Answer:
+        return Answer(self.found.get(key))
 
     async def find(self, key: bytes) -> Found | None:
         return self.found.get(key)

@@ -1,0 +1,94 @@
+"""Hosts on one network, each a network namespace of this machine. Shared by `bench` and tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+NAMESPACES = Path("/run/netns")
+PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux"}  # and the packages that they are in
+
+
+class NoNetwork(Exception):
+    """Namespaces cannot be made here; the text says what to do about it."""
+
+
+def check_network() -> None:
+    """Raise NoNetwork, with the remedy, where hosts cannot be made."""
+    for program, package in PROGRAMS.items():
+        if shutil.which(program) is None:
+            raise NoNetwork(f"{program} is not installed: apt-get install {package}")
+    if os.geteuid() != 0:
+        raise NoNetwork("network namespaces need root")
+
+
+class Network:
+    """A bridge with one host for each name. Use as a context manager."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        mine = os.getpid()
+        self._bridge = f"ctb{mine}"
+        self._prefix = f"198.18.{mine % 256}"  # of the range for tests of networks
+        self.host = f"{self._prefix}.1"  # this machine, which no cut between hosts concerns
+
+    def address(self, name: str) -> str:
+        """Where a host is found."""
+        return f"{self._prefix}.{self.names.index(name) + 2}"
+
+    def inside(self, name: str) -> list[str]:
+        """What a command begins with that runs on a host, and sees all files of this machine."""
+        return ["nsenter", f"--net={NAMESPACES / self._space(name)}"]
+
+    def _space(self, name: str) -> str:
+        return f"{self._bridge}-{name}"
+
+    def _plug(self, name: str) -> str:
+        return f"{self._bridge}p{self.names.index(name)}"
+
+    def __enter__(self) -> Self:
+        try:
+            run_ip("link", "add", self._bridge, "type", "bridge")
+            run_ip("address", "add", f"{self.host}/24", "dev", self._bridge)
+            run_ip("link", "set", self._bridge, "up")
+            for name in self.names:
+                self._add(name)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _add(self, name: str) -> None:
+        space, plug = self._space(name), self._plug(name)
+        run_ip("netns", "add", space)
+        run_ip("link", "add", plug, "type", "veth", "peer", "name", "eth0", "netns", space)
+        run_ip("link", "set", plug, "master", self._bridge, "up")
+        run_ip("-n", space, "address", "add", f"{self.address(name)}/24", "dev", "eth0")
+        run_ip("-n", space, "link", "set", "eth0", "up")
+        run_ip("-n", space, "link", "set", "lo", "up")
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove what was made."""
+        for name in self.names:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                run_ip("netns", "delete", self._space(name))
+        with contextlib.suppress(subprocess.CalledProcessError):
+            run_ip("link", "delete", self._bridge)
+
+
+def run_ip(*arguments: str) -> None:
+    """`ip`, from iproute2. Raises CalledProcessError."""
+    run("ip", *arguments)
+
+
+def run(*command: str) -> None:
+    """A command that says nothing. Raises CalledProcessError."""
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
