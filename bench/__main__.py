@@ -144,6 +144,12 @@ def cluster_parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", type=block_size, default="2MiB", help="of a block (%(default)s)")
     _number(parser, "--blocks", 32, "in each pass")
     _number(parser, "--connections", 4, "from each member to each other one, and of iperf3")
+    parser.add_argument(
+        "--link",
+        type=float,
+        metavar="GBIT",
+        help="speed of each host's link, in Gbit/s (as fast as the processors are)",
+    )
     _rounds(parser)
     parser.add_argument(
         "--rivals",

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Self
 
 NAMESPACES = Path("/run/netns")
-PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux"}  # and the packages that they are in
+PROGRAMS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+}  # and the packages that they are in
+
+BURST_S = 0.001  # sent at once where a link's speed is limited
+QUEUE_S = 0.02  # of what waits for such a link
 
 
 class NoNetwork(Exception):
@@ -30,8 +37,10 @@ def check_network() -> None:
 class Network:
     """A bridge with one host for each name. Use as a context manager."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], bits_per_s: int | None = None) -> None:
+        """`bits_per_s`: what a host can send; None: as much as there is time for."""
         self.names = tuple(names)
+        self._bits_per_s = bits_per_s
         mine = os.getpid()
         self._bridge = f"ctb{mine}"
         self._prefix = f"198.18.{mine % 256}"  # of the range for tests of networks
@@ -71,6 +80,15 @@ class Network:
         run_ip("-n", space, "address", "add", f"{self.address(name)}/24", "dev", "eth0")
         run_ip("-n", space, "link", "set", "eth0", "up")
         run_ip("-n", space, "link", "set", "lo", "up")
+        if self._bits_per_s is not None:
+            burst = max(16_000, int(self._bits_per_s / 8 * BURST_S))
+            self.limit(name, self._bits_per_s, burst, QUEUE_S)
+
+    def limit(self, name: str, bits_per_s: int, burst_bytes: int, queue_s: float) -> None:
+        """What a host sends goes no faster than that, behind a queue of so many seconds."""
+        run(*self.inside(name), "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf",
+            "rate", str(bits_per_s), "burst", f"{burst_bytes}b",
+            "latency", f"{round(queue_s * 1000)}ms")  # fmt: skip
 
     def __exit__(self, *_: object) -> None:
         self.close()

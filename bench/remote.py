@@ -84,7 +84,7 @@ def remote_blocks(options: argparse.Namespace, out: Console) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         base = stack.enter_context(places.workroom(options.dir))
         facts = machine.facts(base)
-        network = stack.enter_context(Network(HOSTS))
+        network = stack.enter_context(Network(HOSTS, bits_per_s=_bits(options.link)))
         scene = _Scene(stack, network, base, options, {each.what for each in measures})
         contestants = scene.contestants(out)
         with out.status("") as status:
@@ -93,6 +93,10 @@ def remote_blocks(options: argparse.Namespace, out: Console) -> dict[str, Any]:
     report.print_figures(results, out)
     report.print_verdicts(report.verdicts(results), out)
     return {"machine": facts, "daemons": daemons, **report.as_json(results)}
+
+
+def _bits(gigabits: float | None) -> int | None:
+    return None if gigabits is None else int(gigabits * 1e9)
 
 
 def _run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 
 import pytest
@@ -20,8 +19,6 @@ def skip_without_namespaces() -> None:
         check_network()
     except NoNetwork as error:
         pytest.skip(str(error))
-    if shutil.which("tc") is None:
-        pytest.skip("tc is not installed: apt-get install iproute2")
 
 
 class Network(network.Network):
@@ -49,8 +46,7 @@ class Network(network.Network):
 
     def slow(self, name: str, bits_per_s: int) -> None:
         """What a host sends goes no faster than that, behind a queue of up to 200 ms."""
-        run(*self.inside(name), "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf",
-            "rate", str(bits_per_s), "burst", "16kb", "latency", "200ms")  # fmt: skip
+        self.limit(name, bits_per_s, 16 << 10, 0.2)
 
     def fast(self, name: str) -> None:
         """The end of `slow`."""
