@@ -186,6 +186,12 @@ class PeerUnreachable(PeerError):
     code = errno.ETIMEDOUT
 
 
+class ReplicasMissing(PeerError):
+    """The block is on this host's medium, but in time not on all members that are to hold it."""
+
+    code = errno.EREMOTEIO
+
+
 class PeerBusy(PeerError):
     """The peer has the block, and asks to have it read from another holder."""
 

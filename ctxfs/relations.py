@@ -19,6 +19,7 @@ REPLICAS_MAX = 16
 CONNECTIONS_MAX = 64
 LEASE_NS_MIN = SECOND_NS  # etcd counts in seconds
 REPAIR_BYTES_MIN = MIB
+PEER_BYTES_MIN = 64 * KIB
 
 
 def default_hot_bytes(memory_bytes: int) -> int:
@@ -58,6 +59,12 @@ def broken_relations(config: Config, memory_bytes: int) -> Iterator[Relation]:
         if config.limits.operation_deadline_ns <= wait_ns:
             text = f"must be longer than {key}, {format_duration(wait_ns)}"
             yield ("limits.operation_deadline", key), text
+    if config.cluster.fsync_deadline_ns >= config.limits.operation_deadline_ns and (
+        config.cluster.id is not None and config.cluster.fsync == "replicas"
+    ):
+        limit = format_duration(config.limits.operation_deadline_ns)
+        text = f"must be shorter than limits.operation_deadline, {limit}"
+        yield ("cluster.fsync_deadline", "limits.operation_deadline"), text
 
 
 def _broken_codec(config: Config) -> Iterator[Relation]:
@@ -79,10 +86,16 @@ def _broken_cluster(cluster: ClusterConfig) -> Iterator[Relation]:
         yield ("cluster.weight",), "would be home to nothing; leave it out for what is here"
     if cluster.repair_bytes_per_s < REPAIR_BYTES_MIN:
         yield ("cluster.repair_rate",), f"must be at least {format_size(REPAIR_BYTES_MIN)}"
+    if cluster.peer_bytes_per_s < PEER_BYTES_MIN:
+        yield ("cluster.peer_rate",), f"must be at least {format_size(PEER_BYTES_MIN)}"
+    if cluster.peer_deadline_ns and not 0 < cluster.hedge_ns < cluster.peer_deadline_ns:
+        text = "must be above 0 and below cluster.peer_deadline, or nobody else is asked in time"
+        yield ("cluster.hedge", "cluster.peer_deadline"), text
     if cluster.lease_ns < LEASE_NS_MIN:
         yield ("cluster.lease",), f"must be at least {format_duration(LEASE_NS_MIN)}"
     for key, wait_ns in (
         ("cluster.peer_deadline", cluster.peer_deadline_ns),
+        ("cluster.fsync_deadline", cluster.fsync_deadline_ns),
         ("cluster.etcd_deadline", cluster.etcd_deadline_ns),
     ):
         if wait_ns == 0:

@@ -34,13 +34,14 @@ from ctxfs.kinds import (
     TomlValue,
     one_of,
 )
-from ctxfs.units import DAY_NS, GIB, KIB, MIB, MINUTE_NS, SECOND_NS
+from ctxfs.units import DAY_NS, GIB, KIB, MIB, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 
 Channel = Literal["auto", "direct", "pyfuse3"]
 Huge = Literal["within_size", "always", "never"]
 Compress = Literal["auto", "never"]
 EngineName = Literal["auto", "io_uring", "threads", "nvme"]
 OnTrouble = Literal["miss", "error"]
+Fsync = Literal["local", "replicas"]
 LogFormat = Literal["human", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -188,7 +189,8 @@ class ClusterConfig:
     """`[cluster]`: other hosts. `id` None: this daemon is alone.
 
     `name` None: the host's. `weight_bytes` None: what the tiers here hold. `advertise` None: the
-    name and the port of `listen`. Of `members` and `etcd` one at most is given.
+    name and the port of `listen`. Of `members` and `etcd` one at most is given. `fsync`: whose
+    copies it waits for, `replicas` for at most `fsync_deadline_ns`.
     """
 
     id: str | None = field(default=None, metadata=_key("id", HOSTNAME))
@@ -211,11 +213,28 @@ class ClusterConfig:
     cert: Path | None = field(default=None, metadata=_key("cert", PATH))
     key: Path | None = field(default=None, metadata=_key("key", PATH))
     insecure: bool = field(default=False, metadata=_key("insecure", FLAG))
-    replicas: int = field(default=2, metadata=_key("replicas", COUNT))
+    replicas: int = field(default=2, metadata=_key("replicas", COUNT, reread=True))
+    fsync: Fsync = field(
+        default="local", metadata=_key("fsync", one_of("local", "replicas"), reread=True)
+    )
+    fsync_deadline_ns: int = field(
+        default=10 * SECOND_NS, metadata=_key("fsync_deadline", WAIT, reread=True)
+    )
     connections: int = field(default=4, metadata=_key("connections", COUNT))
-    peer_deadline_ns: int = field(default=SECOND_NS, metadata=_key("peer_deadline", WAIT))
-    tombstone_keep_ns: int = field(default=DAY_NS, metadata=_key("tombstone_keep", WAIT))
-    repair_bytes_per_s: int = field(default=64 * MIB, metadata=_key("repair_rate", SIZE))
+    peer_deadline_ns: int = field(
+        default=SECOND_NS, metadata=_key("peer_deadline", WAIT, reread=True)
+    )
+    peer_bytes_per_s: int = field(default=16 * MIB, metadata=_key("peer_rate", SIZE, reread=True))
+    hedge_ns: int = field(default=20 * MILLISECOND_NS, metadata=_key("hedge", WAIT, reread=True))
+    missing_keep_ns: int = field(
+        default=500 * MILLISECOND_NS, metadata=_key("missing_keep", WAIT, reread=True)
+    )
+    tombstone_keep_ns: int = field(
+        default=DAY_NS, metadata=_key("tombstone_keep", WAIT, reread=True)
+    )
+    repair_bytes_per_s: int = field(
+        default=64 * MIB, metadata=_key("repair_rate", SIZE, reread=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
 
+MILLISECOND_NS = 10**6
 SECOND_NS = 10**9
 MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS
@@ -31,7 +32,7 @@ _DURATION_UNITS: dict[str, int] = {
     "h": HOUR_NS,
     "m": MINUTE_NS,
     "s": SECOND_NS,
-    "ms": 10**6,
+    "ms": MILLISECOND_NS,
     "us": 10**3,
     "ns": 1,
 }

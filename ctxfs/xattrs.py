@@ -25,7 +25,7 @@ CODEC: Final = b"user.ctx.codec"
 HITS: Final = b"user.ctx.hits"
 IDLE: Final = b"user.ctx.idle"
 CREATED: Final = b"user.ctx.created"
-REPLICAS: Final = b"user.ctx.replicas"  # in a cluster: homes that have it, of how many
+REPLICAS: Final = b"user.ctx.replicas"  # reads as reached/wanted, written as wanted
 STORY: Final = b"user.ctx.story"  # JSON of all the others; readable, not listed
 
 # Of the directory `.ctx`, written by root or the daemon's own user: PATH, or PATH:SIZE.
@@ -36,11 +36,11 @@ DEVICE_GROW: Final = b"user.ctx.device.grow"
 # Always there on a block, so that `getfattr -d` tells its story. What can be written is listed
 # where it is set: a program that copies attributes must not set what nobody asked for.
 BLOCK_LISTED: Final = (COPIES, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED)
-BLOCK_WRITABLE: Final = frozenset({TIER, TTL, PIN, PARENT, DTYPE, PREFETCH, VERIFY})
+BLOCK_WRITABLE: Final = frozenset({TIER, TTL, PIN, PARENT, DTYPE, REPLICAS, PREFETCH, VERIFY})
 BLOCK_READ_ONLY: Final = frozenset(
-    {COPIES, DIGEST, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED, REPLICAS, STORY}
+    {COPIES, DIGEST, STATE, GENERATION, STORED, CODEC, HITS, IDLE, CREATED, STORY}
 )
-DIRECTORY_WRITABLE: Final = frozenset({TTL, TOGETHER})
+DIRECTORY_WRITABLE: Final = frozenset({TTL, TOGETHER, REPLICAS})
 
 NAME_BYTES_MAX: Final = 255
 VALUE_BYTES_MAX: Final = 65_536  # the kernel's XATTR_SIZE_MAX

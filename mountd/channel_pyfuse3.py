@@ -270,6 +270,7 @@ class Pyfuse3Channel(pyfuse3.Operations):
             if self._ops.lie_elsewhere(*sources):
                 steps = self._ops.bring_here(*sources)
                 await self._timed("RENAME", parent_inode_old, steps, name=name_old)
+            is_promised = self._ops.has_promised(*sources)
             self._ops.rename(
                 parent_inode_old,
                 name_old,
@@ -279,6 +280,9 @@ class Pyfuse3Channel(pyfuse3.Operations):
                 replace=not flags & pyfuse3.RENAME_NOREPLACE,
                 exchange=bool(flags & pyfuse3.RENAME_EXCHANGE),
             )
+            if is_promised:
+                steps = self._ops.keep_promise((parent_inode_new, name_new), *sources)
+                await self._timed("RENAME", parent_inode_old, steps, name=name_old)
 
     async def create(
         self,
@@ -333,6 +337,9 @@ class Pyfuse3Channel(pyfuse3.Operations):
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
         with _answering():
             self._ops.files.flush(fh)
+            if self._ops.files.has_promised(fh):
+                steps = self._ops.files.keep_promise(fh)
+                await self._timed("FLUSH", self._ops.files.inode_of(fh), steps, is_patient=True)
 
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         with _answering():

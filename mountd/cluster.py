@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import trio
 
 from ctxfs.addresses import split_address
 from ctxfs.core.block import Block, State
+from ctxfs.core.key import is_lock
 from ctxfs.core.members import Member
 from ctxfs.core.tombstones import Listing, Tombstone, Tombstones
 from ctxfs.core.versions import VersionClock
@@ -22,6 +24,8 @@ from ctxfs.device.tcp import Listener
 from ctxfs.device.tls import Certificates, Insecure, Security
 from ctxfs.errors import ConfigError, CtxfsError
 from ctxfs.settings import ClusterConfig
+from ctxfs.store.amending import Amending
+from ctxfs.store.assuring import Assuring, Unassured
 from ctxfs.store.deletions import Deletions
 from ctxfs.store.elsewhere import Elsewhere
 from ctxfs.store.receiving import Receiver
@@ -31,8 +35,9 @@ from ctxfs.store.store import Store
 from ctxfs.tiers.remote import RemoteTier
 from ctxfs.tiers.remote_facts import PeerStatistics, RemoteSettings
 from ctxfs.wire.breaker import Health
-from ctxfs.wire.greeting import Identity
+from ctxfs.wire.greeting import MINOR, NEWEST, Identity
 from ctxfs.wire.messages import GoneKey
+from mountd.clusterparts import Parts
 from mountd.membership import MembershipService
 from mountd.peerdoor import PeerDoor
 from mountd.repairing import Repairer
@@ -65,12 +70,10 @@ class Cluster:
         self.remote = RemoteTier(
             members.me.name,
             self._peer,
-            RemoteSettings(
-                replicas=config.replicas, deadline_s=config.peer_deadline_ns / SECOND_NS
-            ),
+            remote_settings(config),
         )
-        self.replicator: Replicator | None = None
-        self.receiver: Receiver | None = None
+        self._parts: Parts | None = None  # while this daemon shares
+        store.sealing.assurance = Unassured(is_wanted=config.fsync == "replicas")
 
     def _identity(self) -> Identity:
         me = self._members.me
@@ -123,20 +126,21 @@ class Cluster:
         serving = Serving(self._store, table)
         receiver = Receiver(self._store, deletions)
         deletions.settle()
-        replicator = Replicator(self._store, deletions, self.remote, self._members.me.name)
-        deletions.was_offered = serving.was_offered = replicator.was_offered
-        self._catalog.block_sealed = replicator.sealed
-        self._catalog.directory_made = replicator.directory_made
-        self.receiver, self.replicator = receiver, replicator
-        self._store.join(Elsewhere(self._catalog, self.remote, deletions.may_accept))
-        door = PeerDoor(self._store, serving, receiver, deletions)
+        me = self._members.me.name
+        replicator = Replicator(self._store, deletions, self.remote, me)
+        amending = Amending(self._catalog, deletions, self.remote)
         repairer = Repairer(
-            self._catalog,
-            replicator,
-            self._members.me.name,
-            self._config.replicas,
-            self._config.repair_bytes_per_s,
+            self._catalog, replicator, me, self._config.replicas, self._config.repair_bytes_per_s
         )
+        assuring = Assuring(self._store, replicator)
+        elsewhere = Elsewhere(self._catalog, self.remote, deletions.may_accept)
+        parts = Parts(
+            deletions, serving, receiver, replicator, amending, repairer, assuring, elsewhere
+        )
+        parts.connect(self._store, self._is_first_home)
+        parts.apply(self._config, self._members.membership)
+        self._parts = parts
+        door = PeerDoor(self._store, serving, receiver, deletions)
         async with trio.open_nursery() as nursery:
             await nursery.start(self.remote.run)
             self.remote.set_members(self._members.membership)
@@ -146,26 +150,41 @@ class Cluster:
             )
             with trio.move_on_after(self._config.peer_deadline_ns / SECOND_NS):
                 await self._exchange(deletions, self._others())
-            nursery.start_soon(self._follow, repairer)
-            nursery.start_soon(self._look, deletions, replicator)
+            nursery.start_soon(self._follow, parts)
+            nursery.start_soon(self._look, parts)
             nursery.start_soon(self._keep_short, table)
             await nursery.start(replicator.run)
+            await nursery.start(amending.run)
             await nursery.start(deletions.run)
             await nursery.start(repairer.run)
             task_status.started()
 
-    async def _follow(self, repairer: Repairer) -> None:
+    def _is_first_home(self, block: Block) -> bool:
+        homes = self.remote.homes(self._catalog.names.key_of(block))
+        return homes[:1] == (self._members.me.name,)
+
+    def apply(self, config: ClusterConfig) -> None:
+        """Go by what may be changed while running."""
+        self._config = config
+        self.remote.apply(remote_settings(config))
+        if self._parts is not None:
+            self._parts.apply(config, self._members.membership)
+        else:
+            self._store.sealing.assurance = Unassured(is_wanted=config.fsync == "replicas")
+
+    async def _follow(self, parts: Parts) -> None:
         """Have the tier know the members, and what they lack be sent to them."""
-        known = self._members.membership
+        known, repairer = self._members.membership, parts.repairer
         repairer.doubt(known)  # what an earlier life had not sent yet
         while True:
             fresh = await self._members.wait_newer(known.epoch)
             self.remote.set_members(fresh)
             if fresh.fingerprint != known.fingerprint:
                 repairer.changed(known, fresh)
+                parts.retry()
             known = fresh
 
-    async def _look(self, deletions: Deletions, replicator: Replicator) -> None:
+    async def _look(self, parts: Parts) -> None:
         """Exchange deletions with who came, and now and then; tell who does not answer."""
         while True:
             await trio.sleep(LOOK_S)
@@ -179,10 +198,10 @@ class Cluster:
                 self._members.vouch(peer.name)
                 session, at = self._exchanged.get(peer.name, (0, 0.0))
                 if peer.connected != session:
-                    replicator.retry()
+                    parts.retry()
                 if peer.connected != session or now - at > EXCHANGE_S:
                     due.append(peer)
-            await self._exchange(deletions, due)
+            await self._exchange(parts.deletions, due)
 
     # -- deletions
 
@@ -226,19 +245,46 @@ class Cluster:
 
     def replicas(self, block: Block) -> str | None:
         """How many of a block's homes have it, as far as is known here: `1/2`."""
-        if self.replicator is None or block.state is not State.SEALED:
+        if self._parts is None or is_lock(block.name):
             return None
-        wanted, reached = self.replicator.reached(block)
-        here = self.remote.is_home(self._catalog.names.key_of(block))
-        return f"{reached + here}/{wanted + here}"
+        wanted = self.remote.wanted(block.replicas)
+        if block.state is not State.SEALED:
+            return f"0/{wanted}"
+        _, reached = self._parts.replicator.reached(block)
+        here = self.remote.is_home(self._catalog.names.key_of(block), block.replicas)
+        return f"{reached + here}/{wanted}"
+
+    def statistics(self) -> dict[str, Any]:
+        """For `.ctx/stats`, by the names of ctxfs(7)."""
+        seen = self.remote.statistics()
+        told: dict[str, Any] = {
+            "members": len(seen) + 1,
+            "members_healthy": 1 + sum(each.health == Health.HEALTHY.value for each in seen),
+            "source": self._members.kind,
+            "source_reachable": self._members.view.is_reachable,
+            "shares": self._parts is not None,
+            "counters": dataclasses.asdict(self.remote.counters),
+        }
+        if self._parts is not None:
+            told["counters"] |= self._parts.counters()
+            told |= self._parts.state()
+        return told
 
     def as_json(self) -> bytes:
         """`.ctx/peers`: the members, and what the transport knows of the others."""
         told = self._members.as_dict()
+        told["protocol"] = f"{NEWEST}.{MINOR}"
+        told["certificates"] = self._certificates()
         seen = self._peers_as_dict()
         for member in told["members"]:
             member["peer"] = seen.get(member["name"])
         return json.dumps(told, indent=2).encode() + b"\n"
+
+    def _certificates(self) -> dict[str, Any] | None:
+        """When the files are no good any more, and why they are not used as they are, if so."""
+        if isinstance(self._security, Insecure):
+            return None
+        return {"ends": self._security.ends(), "trouble": self._security.trouble}
 
     def _peers_as_dict(self) -> dict[str, dict[str, Any]]:
         """Health and traffic of the other members, by the names of ctxfs(7)."""
@@ -257,9 +303,26 @@ class Cluster:
                 "received_bytes": each.received_bytes,
                 "sent_bytes": each.sent_bytes,
                 "corrupt": each.corrupt,
+                "protocol": each.protocol,
+                "clock_ahead_s": _rounded(each.clock_ahead_s),
             }
             for each in self.remote.statistics()
         }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+def remote_settings(config: ClusterConfig) -> RemoteSettings:
+    """How other members are asked."""
+    return RemoteSettings(
+        replicas=config.replicas,
+        hedge_s=config.hedge_ns / SECOND_NS,
+        deadline_s=config.peer_deadline_ns / SECOND_NS,
+        pace_bytes_per_s=config.peer_bytes_per_s,
+        negative_s=config.missing_keep_ns / SECOND_NS,
+    )
 
 
 def _security(config: ClusterConfig) -> Security:

@@ -166,15 +166,19 @@ class Translator:
 
     def rename(self, header: Header, body: requests.Rename | requests.Rename2) -> Answer | None:
         """None: `rename_from_elsewhere` is to be asked."""
-        if self._ops.lie_elsewhere(*_sources(header, body)):
+        sources = _sources(header, body)
+        if self._ops.lie_elsewhere(*sources) or self._ops.has_promised(*sources):
             return None
         return self._rename(header, body.new_parent, body.old_name, body.new_name, _flags(body))
 
     async def rename_from_elsewhere(
         self, header: Header, body: requests.Rename | requests.Rename2
     ) -> Answer:
-        await self._ops.bring_here(*_sources(header, body))
-        return self._rename(header, body.new_parent, body.old_name, body.new_name, _flags(body))
+        sources = _sources(header, body)
+        await self._ops.bring_here(*sources)
+        done = self._rename(header, body.new_parent, body.old_name, body.new_name, _flags(body))
+        await self._ops.keep_promise((body.new_parent, body.new_name), *sources)
+        return done
 
     def _rename(self, header: Header, parent: int, old: bytes, new: bytes, flags: int) -> Answer:
         if flags & ~RENAMES:
@@ -306,8 +310,13 @@ class Translator:
             self._ops.kill_privileges(header.node)
         return replies.written(await self._files.write(body.handle, body.offset, body.data))
 
-    def flush(self, header: Header, body: requests.Flush) -> Answer:
+    def flush(self, header: Header, body: requests.Flush) -> Answer | None:
+        """None: `flush_everywhere` is to be asked."""
         self._files.flush(body.handle, header.pid or None)
+        return None if self._files.has_promised(body.handle) else DONE
+
+    async def flush_everywhere(self, header: Header, body: requests.Flush) -> Answer:
+        await self._files.keep_promise(body.handle)
         return DONE
 
     def release(self, header: Header, body: requests.Release) -> Answer:
@@ -465,6 +474,7 @@ MAY_WAIT: dict[int, Callable[[Translator, Header, Any], Coroutine[Any, Any, Answ
     Opcode.OPEN: Translator.open,
     Opcode.READ: Translator.read,
     Opcode.WRITE: Translator.write,
+    Opcode.FLUSH: Translator.flush_everywhere,
     Opcode.FSYNC: Translator.fsync,
     Opcode.FSYNCDIR: Translator.fsyncdir,
     Opcode.SETXATTR: Translator.setxattr,
@@ -475,6 +485,7 @@ PATIENT = frozenset(
     (
         Opcode.SETATTR,
         Opcode.WRITE,
+        Opcode.FLUSH,
         Opcode.FSYNC,
         Opcode.FSYNCDIR,
         Opcode.SETXATTR,

@@ -194,10 +194,21 @@ class OpenFiles:
         return await self._store.content.write(handle, offset, data)
 
     async def fsync(self, number: int) -> None:
-        """Return when the block is on the cold tier's medium."""
+        """Return when the block is on the cold tier's medium, and where else it is to be."""
         handle = self.get(number).handle
         if handle is not None:
             await self._store.sealing.sync(handle.block)
+
+    def has_promised(self, number: int) -> bool:
+        """Whether a close is to wait for what was synced before: `keep_promise`."""
+        handle = self.writer(number)
+        return handle is not None and self._store.sealing.has_promised(handle.block)
+
+    async def keep_promise(self, number: int) -> None:
+        """Return when what was synced before it was closed is where it is to be."""
+        handle = self.writer(number)
+        if handle is not None:
+            await self._store.sealing.keep_promise(handle.block)
 
     # -- the end
 

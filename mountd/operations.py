@@ -192,6 +192,7 @@ class Operations:
             if isinstance(node, Directory):
                 raise IsDirectory(repr(node.name))
             await self._set_size(node, change.size, handle, caller)
+        before = node.mode, node.uid, node.gid, node.mtime_ns
         if change.mode is not None:
             node.mode = stat.S_IMODE(change.mode)
         node.uid = node.uid if change.uid is None else change.uid
@@ -207,7 +208,10 @@ class Operations:
         node.ctime_ns = now_ns
         if change.atime_ns is not None:
             node.atime_ns = _in_range(change.atime_ns)
-        self._catalog.record_change(node)
+        if (node.mode, node.uid, node.gid, node.mtime_ns) != before:
+            self._catalog.amend(node)
+        else:  # when it was used is of this host alone
+            self._catalog.record_change(node)
         return self.nodes.attr(node)
 
     def kill_privileges(self, inode: int) -> None:
@@ -440,21 +444,34 @@ class Operations:
         """Whether names (parent and name) lead to blocks that only others have: `bring_here`."""
         return bool(self._catalog.elsewhere and self._elsewhere_only(places))
 
+    def has_promised(self, *places: tuple[int, bytes]) -> bool:
+        """Whether one who renames these is to wait for other hosts: `keep_promise` afterwards."""
+        sealing = self._store.sealing
+        return any(sealing.has_promised(block) for block in self._blocks_at(places))
+
+    async def keep_promise(self, *places: tuple[int, bytes]) -> None:
+        """Return when what was synced, and has these names now, is where it is to be."""
+        for block in self._blocks_at(places):
+            await self._store.sealing.keep_promise(block)
+
     async def bring_here(self, *places: tuple[int, bytes]) -> None:
         """Fetch what these names lead to, before they change: others know it by these alone."""
         for block in self._elsewhere_only(places):
             await self._store.promote(block)
 
     def _elsewhere_only(self, places: Iterable[tuple[int, bytes]]) -> list[Block]:
+        return [
+            block
+            for block in self._blocks_at(places)
+            if block.generation in self._catalog.elsewhere and not self._catalog.is_here(block)
+        ]
+
+    def _blocks_at(self, places: Iterable[tuple[int, bytes]]) -> list[Block]:
         found = []
         for parent, name in places:
             directory = self._names.by_inode.get(parent)
             node = self._names.find(directory, name) if isinstance(directory, Directory) else None
-            if (
-                isinstance(node, Block)
-                and node.generation in self._catalog.elsewhere
-                and not self._catalog.is_here(node)
-            ):
+            if isinstance(node, Block):
                 found.append(node)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -30,6 +30,7 @@ class Repairer:
     def __init__(
         self, catalog: Catalog, replicator: Replicator, me: str, replicas: int, bytes_per_s: int
     ) -> None:
+        """`replicas`: homes of a block that says nothing else."""
         self._catalog = catalog
         self._replicator = replicator
         self._me = me
@@ -49,6 +50,14 @@ class Repairer:
         """Others may lack anything that is here: what was to be sent is not known any more."""
         self._change = Placement(()), Placement(members)
         self._wanted.set()
+
+    def apply(self, replicas: int, bytes_per_s: int, members: Membership) -> None:
+        """Go by these from now on; where blocks are to have more homes, they get them."""
+        now_ns = time.monotonic_ns()
+        self._bucket = TokenBucket(bytes_per_s, bytes_per_s, now_ns)
+        if replicas != self._replicas:
+            self._replicas = replicas
+            self.doubt(members)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
@@ -74,14 +83,22 @@ class Repairer:
             if self._wanted.is_set():
                 return False
             blocks = [block for block in map(self._held, batch) if block is not None]
-            hashes = hash_keys(self._catalog.names.key_of(block) for block in blocks)
-            holds = presumed(hashes, before, after, self._replicas)
-            holds[:, me] = True
-            rows = plan(hashes, holds, after, self._replicas).of(me).row
-            for row in dict.fromkeys(rows.tolist()):
-                await self._send(blocks[row])
+            for replicas, some in self._by_replicas(blocks).items():
+                hashes = hash_keys(self._catalog.names.key_of(block) for block in some)
+                holds = presumed(hashes, before, after, replicas)
+                holds[:, me] = True
+                rows = plan(hashes, holds, after, replicas).of(me).row
+                for row in dict.fromkeys(rows.tolist()):
+                    await self._send(some[row])
             await trio.lowlevel.checkpoint()
         return True
+
+    def _by_replicas(self, blocks: Iterable[Block]) -> dict[int, list[Block]]:
+        """Blocks by how many homes each is to have."""
+        groups: dict[int, list[Block]] = {}
+        for block in blocks:
+            groups.setdefault(block.replicas or self._replicas, []).append(block)
+        return groups
 
     def _all_blocks(self) -> Iterator[Block]:
         names = self._catalog.names

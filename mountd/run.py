@@ -262,6 +262,7 @@ class Daemon:
             deadlines=self.deadlines,
             devices=devices,
             device_work=self.device_control.as_list,
+            cluster=None if self.cluster is None else self.cluster.statistics,
         )
         control = ControlDirectory(
             catalog.events,
@@ -298,6 +299,8 @@ class Daemon:
         self.operations.trouble_is_error = self.deadlines.trouble_is_error = trouble_is_error
         self.alertness.wanted = config.mount.quick_wakeups
         self.deadlines.deadline_s = config.limits.operation_deadline_ns / SECOND_NS
+        if self.cluster is not None:
+            self.cluster.apply(config.cluster)
 
     def reread(self) -> None:
         """SIGHUP: the log file anew, and the configuration as far as it can be taken over."""

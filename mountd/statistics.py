@@ -34,10 +34,13 @@ class Statistics:
         deadlines: Deadlines,
         devices: Devices,
         device_work: Callable[[], list[dict[str, Any]]],
+        cluster: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
+        """`cluster`: what there is to tell of other hosts, if there may be any."""
         self._catalog = catalog
         self._devices = devices
         self._device_work = device_work
+        self._cluster = cluster
         self._facts = {"mount": mount, "state_dir": state}
         self._channel = channel
         self._deadlines = deadlines
@@ -67,6 +70,7 @@ class Statistics:
             "tiers": self._tiers(now),
             "requests": self._deadlines.statistics(),
             "counters": dataclasses.asdict(catalog.counters),
+            "cluster": None if self._cluster is None else self._cluster(),
             "memory": {"rss_bytes": rss_bytes()},
         }
 
@@ -147,6 +151,8 @@ def _metrics(stats: dict[str, Any]) -> Iterator[str]:
     yield from _family("requests_longest_seconds", "gauge", {"": stats["requests"]["longest_s"]})
     for name, value in stats["counters"].items():
         yield from _family(f"{name}_total", "counter", {"": value})
+    if stats["cluster"] is not None:
+        yield from _cluster_metrics(stats["cluster"])
     for measure in ("capacity_bytes", "used_bytes", "blocks"):
         samples = {_label("tier", tier): facts[measure] for tier, facts in tiers.items()}
         yield from _family(f"tier_{measure}", "gauge", samples)
@@ -155,6 +161,22 @@ def _metrics(stats: dict[str, Any]) -> Iterator[str]:
         is_gauge = measure in ("live_bytes", "free_bytes", "saved_bytes")
         name = f"cold_{measure}" if is_gauge else f"cold_{measure}_total"
         yield from _family(name, "gauge" if is_gauge else "counter", samples)
+
+
+CLUSTER_GAUGES = (
+    "members", "members_healthy", "waiting", "amends_waiting", "tombstones", "elsewhere",
+)  # fmt: skip
+
+
+def _cluster_metrics(cluster: dict[str, Any]) -> Iterator[str]:
+    for name in CLUSTER_GAUGES:
+        if name in cluster:
+            yield from _family(f"cluster_{name}", "gauge", {"": cluster[name]})
+    if cluster["source_reachable"] is not None:
+        up = int(cluster["source_reachable"])
+        yield from _family("cluster_source_up", "gauge", {_label("source", cluster["source"]): up})
+    for name, value in cluster["counters"].items():
+        yield from _family(f"cluster_{name}_total", "counter", {"": value})
 
 
 def _family(name: str, kind: str, samples: Mapping[str, float]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from . import _drives, _machine, _mounts
+from . import _cluster, _drives, _machine, _mounts
 from ._cli import Subparsers, add_command
 from ._common import (
     FAILED,
@@ -16,7 +16,7 @@ from ._common import (
 )
 from ._machine import FAIL, WARN, Check, Machine
 from ._output import STYLES, console, escape, is_terminal, print_json
-from .umount import read_stats
+from .umount import read_control, read_stats
 
 PROBE_S = 3.0
 CONNECTIONS = "/sys/fs/fuse/connections"  # fusectl: a directory for each mount
@@ -40,7 +40,11 @@ def run(args: argparse.Namespace) -> int:
     checks = list(_machine.checks(machine, hot_bytes))
     checks.append(_drives.check_nvme(machine))
     for mount in mounts:
-        checks += mount_checks(machine, mount, stats[mount.point])
+        told = stats[mount.point]
+        checks += mount_checks(machine, mount, told)
+        if told is not None and told.get("cluster") is not None:
+            peers = read_control(Mount(mount.point), "peers", PROBE_S)
+            checks += _cluster.checks(mount.point, peers, told["cluster"])
     if not mounts:
         checks.append(Check("mounts", _machine.OK, "none", "`ctx mount` makes one"))
     _tell(checks, as_json=args.json)

@@ -52,10 +52,12 @@ def _describe_directory(mount: Mount, key: str, status: os.stat_result) -> dict[
     }
     ttl = attributes.pop(os.fsdecode(xattrs.TTL), None)
     together = attributes.pop(os.fsdecode(xattrs.TOGETHER), None)
+    replicas = attributes.pop(os.fsdecode(xattrs.REPLICAS), None)
     ours = os.fsdecode(xattrs.PREFIX)
     return {
         "default_ttl": ttl,  # seconds as text, `none`, or null where the one above holds
         "together": together == "1",
+        "replicas": None if replicas is None else int(replicas),  # null where the one above holds
         "mode": stat_module.S_IMODE(status.st_mode),
         "uid": status.st_uid,
         "gid": status.st_gid,
@@ -129,7 +131,8 @@ def block_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("codec", row["codec"] or "-"),
         ("mode", _owner(row)),
     ]
-    lines += [(name, escape(row[name])) for name in ("parent", "dtype") if row.get(name)]
+    said = ("replicas", "parent", "dtype")
+    lines += [(name, escape(row[name])) for name in said if row.get(name)]
     return lines + _attribute_lines(row)
 
 
@@ -139,6 +142,7 @@ def directory_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("key", escape(row["key"]) + "/"),
         ("default ttl", _default_ttl(row["default_ttl"])),
         ("together", "yes" if row["together"] else "no"),
+        ("replicas", "inherited" if row["replicas"] is None else str(row["replicas"])),
         ("mode", _owner(row)),
         *_attribute_lines(row),
     ]

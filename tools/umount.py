@@ -85,21 +85,26 @@ def connection_of(mount: Mount) -> str | None:
 
 
 def read_stats(mount: Mount, timeout_s: float = ANSWER_S) -> dict[str, Any] | None:
-    """`.ctx/stats`, or None where nobody answers: a dead daemon, or one that hangs.
+    """`.ctx/stats`, or None where nobody answers: a dead daemon, or one that hangs."""
+    return read_control(mount, "stats", timeout_s)
+
+
+def read_control(mount: Mount, name: str, timeout_s: float = ANSWER_S) -> dict[str, Any] | None:
+    """A JSON object in `.ctx`, or None where it does not come.
 
     Read by another process, since a call into a hung mount ends only with its process.
     """
     try:
         done = subprocess.run(
-            ["cat", "--", mount.control("stats")],
+            ["cat", "--", mount.control(name)],
             capture_output=True,
             timeout=timeout_s,
             check=True,
         )
-        stats = json.loads(done.stdout)
+        told = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    return stats if isinstance(stats, dict) else None
+    return told if isinstance(told, dict) else None
 
 
 def daemon_of(mount: Mount) -> tuple[int | None, int | None]:

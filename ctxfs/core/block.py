@@ -30,6 +30,8 @@ class Extras:
     parent: bytes = b""
     dtype: bytes = b""
     attributes: dict[bytes, bytes] = field(default_factory=dict)
+    revision: int = 0  # in a cluster, version of the attributes, if they changed after sealing
+    replicas: int = 0  # members that are to hold it; 0: as many as the cluster says
 
 
 @dataclass(slots=True)
@@ -130,6 +132,16 @@ class Block:
         return self.extras.placement if self.extras is not None else Placement.AUTO
 
     @property
+    def revision(self) -> int:
+        """What orders the attributes that one version has had; 0: those it was sealed with."""
+        return self.extras.revision if self.extras is not None else 0
+
+    @property
+    def replicas(self) -> int | None:
+        """How many members are to hold it; None: as many as the cluster says."""
+        return (self.extras.replicas or None) if self.extras is not None else None
+
+    @property
     def dtype(self) -> bytes:
         """What its numbers are, as the user says; b"" where nobody did."""
         return self.extras.dtype if self.extras is not None else b""
@@ -166,6 +178,8 @@ class Block:
             pin_until_ns=pin if pin in (PIN_NONE, PIN_FOREVER) else now.to_wall(pin),
             placement=extras.placement,
             origin=self.origin,
+            revision=extras.revision,
+            replicas=extras.replicas,
             parent=extras.parent,
             dtype=extras.dtype,
             attributes=tuple(extras.attributes.items()),
@@ -187,7 +201,15 @@ class Block:
         pin = meta.pin_until_ns
         if pin not in (PIN_NONE, PIN_FOREVER):
             pin = now.to_boot(pin)
-        extras = Extras(pin, meta.placement, meta.parent, meta.dtype, dict(meta.attributes))
+        extras = Extras(
+            pin,
+            meta.placement,
+            meta.parent,
+            meta.dtype,
+            dict(meta.attributes),
+            meta.revision,
+            meta.replicas,
+        )
         self.extras = None if extras == _NO_EXTRAS else extras
 
 
@@ -219,6 +241,7 @@ class Directory:
 
     __slots__ = (
         "attributes",
+        "default_replicas",
         "default_ttl_ns",
         "entries",
         "gid",
@@ -246,6 +269,7 @@ class Directory:
         self.stamp = 0
         self.default_ttl_ns = -1  # -1: ask the parent; 0: none
         self.together = False
+        self.default_replicas = 0  # 0: ask the parent
         self.lookups = 0
         self.removed = False
         self.attributes: dict[bytes, bytes] = {}
@@ -262,6 +286,7 @@ class Directory:
             mtime_ns=self.mtime_ns,
             default_ttl_ns=self.default_ttl_ns,
             together=self.together,
+            default_replicas=self.default_replicas,
             attributes=tuple(self.attributes.items()),
         )
 
@@ -272,6 +297,7 @@ class Directory:
         self.mtime_ns = meta.mtime_ns
         self.default_ttl_ns = meta.default_ttl_ns
         self.together = meta.together
+        self.default_replicas = meta.default_replicas
         self.attributes = dict(meta.attributes)
 
 

@@ -42,6 +42,8 @@ class BlockColumns:
     gid: U32
     placement: U8
     origin: U64
+    revision: U64
+    replicas: U16
     digest: U8
     keys: bytes  # all keys back to back
     key_end: U64  # end of each row's key in `keys`
@@ -70,6 +72,8 @@ class BlockColumns:
             pin_until_ns=int(self.pin_until_ns[row]),
             placement=Placement(int(self.placement[row])),
             origin=int(self.origin[row]),
+            revision=int(self.revision[row]),
+            replicas=int(self.replicas[row]),
             parent=parent,
             dtype=dtype,
             attributes=attributes,
@@ -98,6 +102,8 @@ class BlockColumns:
             gid=column("gid", np.uint32),
             placement=column("placement", np.uint8),
             origin=column("origin", np.uint64),
+            revision=column("revision", np.uint64),
+            replicas=column("replicas", np.uint16),
             digest=np.frombuffer(b"".join(meta.digest for meta in rows), np.uint8).reshape(-1, 16),
             keys=b"".join(meta.key for meta in rows),
             key_end=np.cumsum(lengths, dtype=np.uint64),

@@ -41,6 +41,8 @@ class BlockMeta:
     pin_until_ns: int = PIN_NONE  # PIN_FOREVER, or when the pin lapses
     placement: Placement = Placement.AUTO
     origin: int = 0  # version of the content, where that is not `generation`: docs/cluster.md
+    revision: int = 0  # version of the attributes, where they changed after sealing: the same
+    replicas: int = 0  # members that are to hold it; 0: as many as the cluster says
     parent: bytes = b""  # key of the block before this one in its conversation
     dtype: bytes = b""
     attributes: tuple[tuple[bytes, bytes], ...] = ()  # foreign user.*, name and value
@@ -59,6 +61,7 @@ class DirectoryMeta:
     mtime_ns: int
     default_ttl_ns: int = -1  # -1: not set here; 0: set to `none`
     together: bool = False
+    default_replicas: int = 0  # of blocks made beneath; 0: not set here
     attributes: tuple[tuple[bytes, bytes], ...] = ()
 
 

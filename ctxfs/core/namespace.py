@@ -223,6 +223,14 @@ class Namespace:
             directory = directory.parent
         return -1
 
+    def default_replicas(self, directory: Directory | None) -> int:
+        """Return the nearest default number of replicas on the way up; 0 when nobody set one."""
+        while directory is not None:
+            if directory.default_replicas:
+                return directory.default_replicas
+            directory = directory.parent
+        return 0
+
 
 def _entries(directory: Directory) -> TableEntries:
     """What this namespace keeps of a directory of its own."""

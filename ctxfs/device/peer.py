@@ -7,6 +7,7 @@ or BlockNotFound for what it answers.
 
 import os
 import random
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from ctxfs.errors import (
     PeerUnreachable,
 )
 from ctxfs.wire.breaker import Breaker, Health
-from ctxfs.wire.greeting import Identity
+from ctxfs.wire.greeting import MINOR_HELD_ONLY, Identity
 from ctxfs.wire.limits import Limits
 from ctxfs.wire.messages import (
     Acknowledged,
@@ -94,6 +95,7 @@ class Peer:
         self.trouble: str | None = None  # why there is no session, in words
         self.last_stats: Stats | None = None
         self.round_trip_s: float | None = None  # of the last heartbeat
+        self.clock_ahead_s: float | None = None  # its wall clock, then
         self._me = me
         self._security = security
         self._lanes = lanes
@@ -112,6 +114,13 @@ class Peer:
     def health(self) -> Health:
         """Whether it is worth asking. A peer that was not tried yet is healthy."""
         return self._breaker.health
+
+    @property
+    def protocol(self) -> str | None:
+        """What it speaks, as version.minor; None without a connection."""
+        if self._session is None:
+            return None
+        return f"{self._session.welcome.version}.{self._session.welcome.minor}"
 
     @property
     def ill_for_s(self) -> float:
@@ -190,6 +199,22 @@ class Peer:
                     return await _pushed(session, pending, outgoing)
                 finally:
                     outgoing.withdraw()
+
+    async def amend(self, offer: Offer, within_s: float) -> Refused:
+        """Tell the attributes of a block, for one who has this version of it.
+
+        Returns HAVE where it does, MISS, GONE or BUSY; MISS, too, where it is of an earlier version
+        of the protocol and could not understand.
+        """
+        told = replace(offer, budget_ms=_budget(within_s), held_only=1)
+        async with self._asking(within_s) as session:
+            if session.welcome.minor < MINOR_HELD_ONLY:  # it could not understand
+                return Refused(reason=Reason.MISS)
+            with _asked(session, told) as pending:
+                answer = await pending.next()
+                if isinstance(answer, Refused) and answer.reason in _HEARD:
+                    return answer
+                raise _error_of(answer)
 
     async def lease(self, key: bytes, version: int, hold_s: float, within_s: float) -> Leased:
         """Have the bytes stay where they are for `hold_s`, or until `release`."""
@@ -334,10 +359,12 @@ class Peer:
         sent_s = trio.current_time()
         stats = self.last_stats = _expect(await session.beat(), Stats)
         self.round_trip_s = trio.current_time() - sent_s
+        self.clock_ahead_s = stats.clock_ns / 1e9 + self.round_trip_s / 2 - time.time()
         return stats
 
 
 _NOT_WANTED = (Reason.HAVE, Reason.GONE, Reason.NO_ROOM, Reason.BUSY)
+_HEARD = (Reason.HAVE, Reason.GONE, Reason.MISS, Reason.BUSY)
 
 
 def now_ns() -> int:

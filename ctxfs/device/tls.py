@@ -45,6 +45,12 @@ class Certificates:
             self.trouble = str(error)
         return self._contexts
 
+    def ends(self) -> dict[str, str | None]:
+        """By file of certificates: when the first of them is no good any more, in UTC; None where
+        that cannot be read.
+        """
+        return {str(path): _end_of(path) for path in self._paths[:2]}
+
     def _look(self) -> tuple[tuple[int, int, int], ...]:
         try:
             found = [os.stat(path) for path in self._paths]
@@ -72,6 +78,17 @@ class Certificates:
         dialing, listening = made
         listening.num_tickets = 0
         return Contexts(dialing, listening)
+
+
+def _end_of(path: Path) -> str | None:
+    # Imported when asked: it is large.
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return min(each.not_valid_after_utc for each in found).isoformat()
 
 
 Security = Certificates | Insecure

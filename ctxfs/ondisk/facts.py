@@ -67,6 +67,8 @@ METAS: Final[Schema] = {
     "gid": "u4",
     "placement": "u1",
     "origin": "u8",
+    "revision": "u8",
+    "replicas": "u2",
     "digest": "u1*16",
     "key_hash": "u8",  # XXH3-64 of the key
     "home": "u8",
@@ -96,7 +98,7 @@ _SCHEMAS: Final = {
     "holders": HOLDERS,
     "removes": GONE,
 }
-_META_FIELDS: Final = tuple(METAS)[:14]
+_META_FIELDS: Final = tuple(METAS)[:16]
 _get_meta_fields: Final = attrgetter(*_META_FIELDS)
 
 

@@ -49,6 +49,8 @@ _TRANSIENT: Final = struct.Struct("<BBIIQQQQ")
 _ALIAS: Final = struct.Struct("<BQ")
 _ATTRIBUTE: Final = struct.Struct("<HI")  # lengths of name and value
 _ORIGIN: Final = struct.Struct("<Q")  # behind the attributes of a Put that has one
+_AMENDED: Final = struct.Struct("<QH")  # revision and replicas, behind that, where there are any
+_REPLICAS: Final = struct.Struct("<H")  # behind the attributes of a directory that has a default
 
 _TOGETHER: Final = 1  # flag of a directory
 
@@ -144,11 +146,14 @@ def _put_payload(meta: BlockMeta) -> bytes:
         len(meta.dtype),
         len(meta.attributes),
     )
-    if not meta.attributes and not meta.origin:
+    is_amended = meta.revision or meta.replicas
+    if not meta.attributes and not meta.origin and not is_amended:
         return fixed + meta.key + meta.parent + meta.dtype
-    origin = _ORIGIN.pack(meta.origin) if meta.origin else b""
     attributes = pack_attributes(meta.attributes)
-    return b"".join((fixed, meta.key, meta.parent, meta.dtype, attributes, origin))
+    tail = _ORIGIN.pack(meta.origin) if meta.origin or is_amended else b""
+    if is_amended:
+        tail += _AMENDED.pack(meta.revision, meta.replicas)
+    return b"".join((fixed, meta.key, meta.parent, meta.dtype, attributes, tail))
 
 
 def _transient_payload(entry: Transient) -> bytes:
@@ -179,7 +184,8 @@ def _directory_payload(meta: DirectoryMeta) -> bytes:
         len(meta.key),
         len(meta.attributes),
     )
-    return b"".join((fixed, meta.key, pack_attributes(meta.attributes)))
+    replicas = _REPLICAS.pack(meta.default_replicas) if meta.default_replicas else b""
+    return b"".join((fixed, meta.key, pack_attributes(meta.attributes), replicas))
 
 
 def pack_attributes(attributes: tuple[tuple[bytes, bytes], ...]) -> bytes:
@@ -250,8 +256,7 @@ def _decode_block(payload: bytes) -> BlockMeta:
     parent, offset = _take(payload, offset, parent_length)
     dtype, offset = _take(payload, offset, dtype_length)
     attributes, offset = _take_attributes(payload, offset, attribute_count)
-    has_origin = len(payload) - offset >= _ORIGIN.size
-    origin = _ORIGIN.unpack_from(payload, offset)[0] if has_origin else 0
+    origin, revision, replicas = _decode_tail(payload, offset)
     return BlockMeta(
         generation=generation,
         stamp=stamp,
@@ -268,10 +273,23 @@ def _decode_block(payload: bytes) -> BlockMeta:
         pin_until_ns=pin_until_ns,
         placement=Placement(placement),
         origin=origin,
+        revision=revision,
+        replicas=replicas,
         parent=parent,
         dtype=dtype,
         attributes=attributes,
     )
+
+
+def _decode_tail(payload: bytes, offset: int) -> tuple[int, int, int]:
+    """Origin, revision and replicas: what a Put may have behind its attributes."""
+    if len(payload) - offset < _ORIGIN.size:
+        return 0, 0, 0
+    (origin,) = _ORIGIN.unpack_from(payload, offset)
+    offset += _ORIGIN.size
+    if len(payload) - offset < _AMENDED.size:
+        return origin, 0, 0
+    return origin, *_AMENDED.unpack_from(payload, offset)
 
 
 def _decode_directory(payload: bytes) -> DirectoryMeta:
@@ -289,6 +307,8 @@ def _decode_directory(payload: bytes) -> DirectoryMeta:
         attribute_count,
     ) = _DIRECTORY.unpack_from(payload)
     key, offset = _take(payload, _DIRECTORY.size, key_length)
+    attributes, offset = _take_attributes(payload, offset, attribute_count)
+    has_replicas = len(payload) - offset >= _REPLICAS.size
     return DirectoryMeta(
         inode=inode,
         stamp=stamp,
@@ -299,7 +319,8 @@ def _decode_directory(payload: bytes) -> DirectoryMeta:
         mtime_ns=mtime_ns,
         default_ttl_ns=default_ttl_ns,
         together=bool(flags & _TOGETHER),
-        attributes=_take_attributes(payload, offset, attribute_count)[0],
+        default_replicas=_REPLICAS.unpack_from(payload, offset)[0] if has_replicas else 0,
+        attributes=attributes,
     )
 
 

@@ -15,6 +15,7 @@ from ctxfs.core.key import split_key
 from ctxfs.core.meta import PIN_FOREVER, PIN_NONE, Placement
 from ctxfs.core.times import NEVER
 from ctxfs.errors import BadValue, BlockNotFound, CtxfsError, NoAttribute, NotPermitted, TierFull
+from ctxfs.relations import REPLICAS_MAX
 from ctxfs.store.coding import method_name
 from ctxfs.store.events import utc_text
 from ctxfs.store.store import Store
@@ -22,6 +23,7 @@ from ctxfs.units import parse_duration_ns
 
 NAMES_BYTES_MAX = 60 << 10  # of these, names: the kernel lists 64 KiB of them, ours among them
 DTYPE_BYTES_MAX = 64
+DIRECTORY_LISTED = (xattrs.TTL, xattrs.TOGETHER, xattrs.REPLICAS)
 SECOND_NS = 1_000_000_000
 
 
@@ -57,7 +59,7 @@ class Attributes:
             xattrs.HITS: lambda block: str(block.hits),
             xattrs.IDLE: lambda block: f"{self._idle_s(block):.3f}",
             xattrs.CREATED: lambda block: utc_text(block.created_ns),
-            xattrs.REPLICAS: lambda block: self.replicas(block),
+            xattrs.REPLICAS: self._replicas,
             xattrs.STORY: self._story,
         }
         self._write: dict[bytes, Callable[[Block, str], Awaitable[None]]] = {
@@ -66,6 +68,7 @@ class Attributes:
             xattrs.PIN: self._set_pin,
             xattrs.PARENT: self._set_parent,
             xattrs.DTYPE: self._set_dtype,
+            xattrs.REPLICAS: self._set_replicas,
             xattrs.PREFETCH: self._prefetch,
             xattrs.VERIFY: self._verify,
         }
@@ -91,7 +94,7 @@ class Attributes:
         """Return the names that are set."""
         foreign = list(self._foreign(node))
         if isinstance(node, Directory):
-            own = [n for n in (xattrs.TTL, xattrs.TOGETHER) if self._directory_value(node, n)]
+            own = [n for n in DIRECTORY_LISTED if self._directory_value(node, n)]
             return own + foreign
         if node.is_gone:
             return foreign
@@ -101,6 +104,7 @@ class Attributes:
             xattrs.PIN: node.is_pinned(self._catalog.clock().boot_ns),
             xattrs.PARENT: bool(node.extras and node.extras.parent),
             xattrs.DTYPE: bool(node.dtype),
+            xattrs.REPLICAS: node.replicas is not None,
             xattrs.DIGEST: node.state is State.SEALED,
         }
         return [*xattrs.BLOCK_LISTED, *(n for n, is_set in set_here.items() if is_set), *foreign]
@@ -136,11 +140,18 @@ class Attributes:
         if isinstance(node, Directory):
             if name == xattrs.TTL:
                 node.default_ttl_ns = -1
+            elif name == xattrs.REPLICAS:
+                node.default_replicas = 0
             else:
                 node.together = False
             self._catalog.record_directory(node)
             return
-        default = {xattrs.TIER: b"auto", xattrs.TTL: b"none", xattrs.PIN: b"0"}
+        default = {
+            xattrs.TIER: b"auto",
+            xattrs.TTL: b"none",
+            xattrs.PIN: b"0",
+            xattrs.REPLICAS: b"auto",
+        }
         await self.set(node, name, default.get(name, b""))
 
     # -- foreign attributes
@@ -176,7 +187,7 @@ class Attributes:
             self._catalog.record_directory(node)
             return
         node.ctime_ns = now.wall_ns
-        self._catalog.record_change(node)
+        self._catalog.amend(node)
 
     # -- reading
 
@@ -229,6 +240,11 @@ class Attributes:
         until = block.extras.pin_until_ns
         return "1" if until == PIN_FOREVER else f"{self._remaining_s(until):.3f}"
 
+    def _replicas(self, block: Block) -> str | None:
+        if (told := self.replicas(block)) is not None:
+            return told
+        return None if block.replicas is None else f"1/{block.replicas}"
+
     def _idle_s(self, block: Block) -> float:
         return max(0.0, (self._catalog.clock().boot_ns - block.used_ns) / SECOND_NS)
 
@@ -242,6 +258,7 @@ class Attributes:
             "stored_bytes": self.stored_bytes(block),
             "tier": self._tier(block),
             "copies": self._copies(block),
+            "replicas": self._replicas(block),
             "ttl_s": None if ttl == "none" else float(ttl),
             "pin": self._pin(block),
             "placement": block.placement.name.lower(),
@@ -269,6 +286,8 @@ class Attributes:
             return f"{ttl_ns / SECOND_NS:.3f}" if ttl_ns else "none"
         if name == xattrs.TOGETHER and directory.together:
             return "1"
+        if name == xattrs.REPLICAS and directory.default_replicas:
+            return str(directory.default_replicas)
         return None
 
     # -- writing
@@ -280,8 +299,12 @@ class Attributes:
             if text not in ("0", "1"):
                 raise BadValue(f"user.ctx.together takes 1 or 0, not {text!r}")
             directory.together = text == "1"
+        elif name == xattrs.REPLICAS:
+            directory.default_replicas = _replicas(text)
         elif name in xattrs.BLOCK_WRITABLE or name in xattrs.BLOCK_READ_ONLY:
-            raise BadValue(f"{os.fsdecode(name)} belongs to blocks; a directory has ttl, together")
+            raise BadValue(
+                f"{os.fsdecode(name)} belongs to blocks; a directory has ttl, together, replicas"
+            )
         else:
             raise BadValue(f"no attribute {os.fsdecode(name)}")
         self._catalog.record_directory(directory)
@@ -295,7 +318,8 @@ class Attributes:
             raise BadValue(f"user.ctx.tier takes {', '.join(local)} here, not {text!r}")
         if wanted is not block.placement:
             block.more().placement = wanted
-            self._changed(block)
+            block.ctime_ns = catalog.clock().wall_ns
+            catalog.record_change(block)  # it is of this host alone
         if block.writing is not None and block.writing.writers:
             return  # carried out when it is sealed
         await self._store.sealing.wait_sealed(block)
@@ -337,6 +361,12 @@ class Attributes:
         block.more().dtype = text.encode()
         self._changed(block)
 
+    async def _set_replicas(self, block: Block, text: str) -> None:
+        block.more().replicas = _replicas(text)
+        self._changed(block)
+        if block.state is State.SEALED and block.published:
+            self._catalog.block_sealed(block)  # there may be members that lack it now
+
     async def _prefetch(self, block: Block, text: str) -> None:
         if text not in ("1", "chain"):
             raise BadValue(f"user.ctx.prefetch takes 1 or chain, not {text!r}")
@@ -356,6 +386,18 @@ def _text(name: bytes, value: bytes) -> str:
         if name == xattrs.PARENT:
             return os.fsdecode(value)
         raise BadValue(f"{os.fsdecode(name)} takes text") from error
+
+
+def _replicas(text: str) -> int:
+    """How many members are to hold a block; 0: as many as the cluster says. What reading gives,
+    reached/wanted, is accepted, too.
+    """
+    if text == "auto":
+        return 0
+    wanted = text.rpartition("/")[2]
+    if not (wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:4]) <= REPLICAS_MAX):
+        raise BadValue(f"user.ctx.replicas takes 1 to {REPLICAS_MAX}, or auto; not {text!r}")
+    return int(wanted)
 
 
 def _positive_ns(name: bytes, text: str) -> int | None:

@@ -13,10 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-from ctxfs.core.block import NOT_HOT, Block, Directory, Node, State, Writing
+from ctxfs.core.block import NOT_HOT, Block, Directory, Extras, Node, State, Writing
 from ctxfs.core.columns import U64
 from ctxfs.core.eviction import Lru
 from ctxfs.core.expiry import ExpiryQueue
+from ctxfs.core.key import is_lock
 from ctxfs.core.meta import (
     NOT_REFUSED,
     BlockMeta,
@@ -87,6 +88,10 @@ class Catalog:
         self.versions: VersionClock | None = None
         self.block_sealed: Callable[[Block], None] = lambda block: None
         self.key_deleted: Callable[[bytes, Block], None] = lambda key, block: None
+        # The same where attributes changed that others are to know.
+        self.block_amended: Callable[[Block], None] = lambda block: None
+        # The same where it expired, with attributes that not all may have heard of.
+        self.block_expired: Callable[[bytes, Block], None] = lambda key, block: None
         # The same of directories, which others find by a sign (ctxfs/store/elsewhere.py).
         self.directory_made: Callable[[Directory], None] = lambda directory: None
         self.directory_removed: Callable[[bytes], None] = lambda path: None
@@ -145,6 +150,16 @@ class Catalog:
             self.record(block)
         else:
             self.record_transient(block)
+
+    def amend(self, block: Block) -> None:
+        """Write down a block whose attributes changed, all of which travel: others are told."""
+        is_shared = block.state is State.SEALED and block.published and not is_lock(block.name)
+        if self.versions is None or not is_shared:
+            self.record_change(block)
+            return
+        block.more().revision = self.new_version()
+        self.record(block)
+        self.block_amended(block)
 
     def record_transient(self, block: Block) -> None:
         """Write down a block that is being written, or is gone and open, for the next daemon."""
@@ -373,6 +388,7 @@ class Catalog:
         now = self.clock()
         block.created_ns = block.mtime_ns = block.ctime_ns = block.atime_ns = now.wall_ns
         block.used_ns = now.boot_ns
+        block.extras = self.default_extras(directory)
         self.names.add_private(block)
         self.block_count += 1
         self.writing_count += 1
@@ -381,6 +397,11 @@ class Catalog:
             ttl_ns = self.default_ttl_ns
         self.set_expiry(block, now.boot_ns + ttl_ns if ttl_ns > 0 else NEVER)
         return block
+
+    def default_extras(self, directory: Directory) -> Extras | None:
+        """What a block has from the beginning that is made here."""
+        replicas = self.names.default_replicas(directory)
+        return Extras(replicas=replicas) if replicas else None
 
     def set_expiry(self, block: Block, deadline_boot_ns: int) -> None:
         """Give a block its deadline."""
@@ -446,8 +467,20 @@ class Catalog:
             self.key_deleted(self.names.key_of(block), block)
         if isinstance(old, Block) and old is not block:
             self.key_deleted(self.names.key_of(old), old)
-        block.origin = self.new_version()
+        self._renumber(block)
         self.elsewhere.pop(block.generation, None)
+
+    def _renumber(self, block: Block) -> None:
+        """It is a new version, with the attributes that it has now."""
+        block.origin = self.new_version()
+        if block.extras is not None:
+            block.extras.revision = 0
+
+    def renew(self, block: Block) -> None:
+        """Others were sent other content as this version of a published block: it is a new one."""
+        self.key_deleted(self.names.key_of(block), block)
+        self._renumber(block)
+        self.record_change(block)
 
     def _replace(self, old: Block, by: Block) -> None:
         """What a name led to is over; but until what has the name now is sealed, a daemon that
@@ -528,7 +561,7 @@ class Catalog:
         self.attributes_changed(block.generation)
         if self.versions is not None:
             self.key_deleted(self.names.key_of(block), block)
-            block.origin = self.new_version()
+            self._renumber(block)
         block.state = State.WRITING
         block.writing = writing
         self.writing_count += 1

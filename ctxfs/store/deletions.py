@@ -14,7 +14,7 @@ import trio
 from ctxfs.core.block import Block
 from ctxfs.core.key import is_lock, is_temporary
 from ctxfs.core.tombstones import Listing, Tombstone, Tombstones, Vector
-from ctxfs.core.versions import VersionAhead, slot_of
+from ctxfs.core.versions import SLOT_BITS, VersionAhead, slot_of
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.elsewhere import PREFIXES
 from ctxfs.store.keys import block_at, directory_at
@@ -47,7 +47,7 @@ class Deletions:
     ) -> None:
         self.table = tombstones
         self._catalog = catalog
-        self._keep_ns = keep_ns
+        self.keep_ns = keep_ns
         self._note = note
         self._keep = keep
         self._tell = tell
@@ -58,6 +58,7 @@ class Deletions:
         self.was_offered: Callable[[Block], bool] = lambda block: True
         catalog.key_deleted = self.bury
         catalog.directory_removed = self.bury_directory
+        catalog.block_expired = self.expired
 
     # -- here
 
@@ -68,15 +69,26 @@ class Deletions:
         is_own = slot_of(block.version) == self.table.slot
         if is_temporary(block.name) and is_own and not self.was_offered(block):
             return
-        self._bury(key)
+        self._bury(key, self._catalog.new_version())
+
+    def expired(self, key: bytes, block: Block) -> None:
+        """A block expired whose lifetime was changed after it was sealed: a member that was away
+        then believes in another. What is newer than that change is to stay, also where it has not
+        been heard of here, so the tombstone's version is the lowest that is new.
+        """
+        table = self.table
+        last = max(block.version, block.revision, table.known.get(table.slot, 0))
+        version = (last >> SLOT_BITS) + 1 << SLOT_BITS | table.slot
+        self._see(version)  # so that it is not issued again
+        self._bury(key, version)
 
     def bury_directory(self, path: bytes) -> None:
         """A directory is removed here: others are not to find the sign of it any more."""
-        self._bury(PREFIXES + path)
+        self._bury(PREFIXES + path, self._catalog.new_version())
 
-    def _bury(self, key: bytes) -> None:
-        until_ns = self._catalog.clock().wall_ns + self._keep_ns
-        tombstone = self.table.bury(key, self._catalog.new_version(), until_ns)
+    def _bury(self, key: bytes, version: int) -> None:
+        until_ns = self._catalog.clock().wall_ns + self.keep_ns
+        tombstone = self.table.bury(key, version, until_ns)
         # Before the program hears that it is done: a daemon that dies then says to others that it
         # knows all of its own, and the copies that they have would come back.
         self._note(tombstone)

@@ -26,6 +26,7 @@ PREFIXES = b".ctx/prefix/"
 BELIEVED_NS = 10_000_000_000
 _TIME_MAX = 2**63 - 1  # of what is written down
 KNOWN_MAX = 65536  # blocks without any copy here
+LIES_MAX = 1024  # blocks of which it is known who has wrong bytes of them
 
 
 class Found(Protocol):
@@ -54,7 +55,9 @@ class Remote(Protocol):
 
     def is_missing(self, key: bytes) -> bool: ...
 
-    def is_home(self, key: bytes) -> bool: ...
+    def is_home(self, key: bytes, replicas: int | None = None) -> bool: ...
+
+    def lied(self, name: str) -> None: ...
 
     def begin(self, key: bytes) -> Finding: ...
 
@@ -96,6 +99,12 @@ class Elsewhere:
         self._may_accept = may_accept
         self._searches: dict[tuple[int, bytes], _Search] = {}
         self._since_ns: OrderedDict[int, int] = OrderedDict()  # generation: boot clock
+        # Key and version: who gave wrong bytes of it, and is not asked for them again.
+        self._liars: OrderedDict[tuple[bytes, int], frozenset[str]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many blocks are known of that have no copy here."""
+        return len(self._since_ns)
 
     # -- names
 
@@ -149,12 +158,15 @@ class Elsewhere:
         assert versions is not None
         now = catalog.clock()
         try:
-            versions.see(found.version, now.wall_ns // 1000)
+            versions.see(max(found.version, found.attributes.revision), now.wall_ns // 1000)
         except VersionAhead as error:
             log.error("%r is not taken from %s: %s", key, found.holders, error)
             return
+        liars = self._liars.get((key, found.version), frozenset())
         holders = tuple(
-            each for each in found.holders if self._may_accept(key, found.version, each)
+            each
+            for each in found.holders
+            if each not in liars and self._may_accept(key, found.version, each)
         )
         if not holders:
             return
@@ -179,23 +191,27 @@ class Elsewhere:
         the tier raises.
         """
         key = self._catalog.names.key_of(block)
-        liars: frozenset[str] = frozenset()
+        version = block.version
         while True:
+            liars = self._liars.get((key, version), frozenset())
             holders = self._catalog.elsewhere.get(block.generation, ())
             if liars and not set(holders) - liars:
                 raise CopyCorrupt("no host that holds it gave the right bytes")
-            holder = await self._remote.fetch(key, block.version, holders, view, but=liars)
+            holder = await self._remote.fetch(key, version, holders, view, but=liars)
             if await is_right():
                 return holder
             self._catalog.counters.corrupt += 1
             self._catalog.tell("corrupt", block, tier="remote", peer=holder)
-            log.error("%s sent wrong bytes of %r", holder, key)
-            liars |= {holder}
+            log.error("%s sent wrong bytes of %r, and is not asked for it again", holder, key)
+            self._remote.lied(holder)
+            self._liars[key, version] = liars | {holder}
+            if len(self._liars) > LIES_MAX:
+                self._liars.popitem(last=False)
 
     def arrived(self, block: Block) -> None:
         """It has a copy here now, which is to stay where this host is one of its homes."""
         self._since_ns.pop(block.generation, None)
-        if self._remote.is_home(self._catalog.names.key_of(block)):
+        if self._remote.is_home(self._catalog.names.key_of(block), block.replicas):
             self._catalog.elsewhere.pop(block.generation, None)
         self._catalog.record(block)
 
@@ -240,10 +256,19 @@ class IsRight(Protocol):
 
 def take_attributes(block: Block, attributes: Attributes, now: Now) -> None:
     """Give a block what travelled with it. Durations begin now."""
-    block.mode, block.uid, block.gid = attributes.mode & 0o7777, attributes.uid, attributes.gid
+    replace_attributes(block, attributes, now)
     block.created_ns = min(attributes.created_ns, _TIME_MAX)
-    block.mtime_ns = block.ctime_ns = min(attributes.mtime_ns, _TIME_MAX)
+    block.ctime_ns = block.mtime_ns
     block.atime_ns, block.used_ns = now.wall_ns, now.boot_ns
+
+
+def replace_attributes(block: Block, attributes: Attributes, now: Now) -> None:
+    """Give a block the attributes that others say it has by now. Durations begin now.
+
+    Where it is to stay, and when it was used, are of this host alone.
+    """
+    block.mode, block.uid, block.gid = attributes.mode & 0o7777, attributes.uid, attributes.gid
+    block.mtime_ns, block.ctime_ns = min(attributes.mtime_ns, _TIME_MAX), now.wall_ns
     ttl_ns, pin_ns = attributes.ttl_ns, attributes.pin_ns
     block.expires_ns = NEVER if ttl_ns == FOREVER_NS else min(now.boot_ns + ttl_ns, _TIME_MAX)
     pin = PIN_NONE
@@ -251,9 +276,12 @@ def take_attributes(block: Block, attributes: Attributes, now: Now) -> None:
         pin = PIN_FOREVER if pin_ns == FOREVER_NS else min(now.boot_ns + pin_ns, _TIME_MAX)
     extras = Extras(
         pin_until_ns=pin,
+        placement=block.placement,
         parent=attributes.parent,
         dtype=attributes.dtype,
         attributes=dict(attributes.user),
+        revision=attributes.revision,
+        replicas=attributes.replicas,
     )
     block.extras = None if extras == Extras() else extras
 
@@ -276,4 +304,6 @@ def attributes_of(block: Block, now: Now) -> Attributes:
         parent=extras.parent,
         dtype=extras.dtype,
         user=tuple(extras.attributes.items()),
+        revision=extras.revision,
+        replicas=extras.replicas,
     )

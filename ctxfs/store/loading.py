@@ -155,8 +155,9 @@ def _extras(columns: BlockColumns, now: Now) -> dict[int, Extras]:
     """Return, by row, what few blocks have."""
     pinned = np.flatnonzero(columns.pin_until_ns != PIN_NONE)
     placed = np.flatnonzero(columns.placement != Placement.AUTO)
+    changed = np.flatnonzero((columns.revision != 0) | (columns.replicas != 0))
     made = {}
-    for row in {*pinned.tolist(), *placed.tolist(), *columns.extras}:
+    for row in {*pinned.tolist(), *placed.tolist(), *changed.tolist(), *columns.extras}:
         pin = int(columns.pin_until_ns[row])
         parent, dtype, attributes = columns.extras.get(row, (b"", b"", ()))
         made[row] = Extras(
@@ -165,6 +166,8 @@ def _extras(columns: BlockColumns, now: Now) -> dict[int, Extras]:
             parent,
             dtype,
             dict(attributes),
+            int(columns.revision[row]),
+            int(columns.replicas[row]),
         )
     return made
 

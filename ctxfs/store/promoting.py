@@ -282,8 +282,11 @@ class Promoter:
 
     def _copy_failed(self, block: Block, error: DeviceError) -> None:
         """A copy that cannot be read, or is not what was written, is dropped, never served."""
-        tier = "cold" if self._catalog.is_cold(block) else "warm"
-        self._tell_bad_copy(block, tier, error)
+        if block.generation in self._catalog.elsewhere and not self._catalog.is_here(block):
+            log.error("%r is nowhere to be had: %s", block.name, error)  # who lied was told of
+        else:
+            tier = "cold" if self._catalog.is_cold(block) else "warm"
+            self._tell_bad_copy(block, tier, error)
         self._catalog.drop(block)
 
     def _tell_bad_copy(self, block: Block, tier: str, error: CtxfsError) -> None:

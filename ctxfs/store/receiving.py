@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ctxfs.core.block import Block, Directory, State
@@ -17,7 +18,7 @@ from ctxfs.errors import (
 )
 from ctxfs.store.arriving import Arriving, ArrivingDirectory
 from ctxfs.store.deletions import Deletions
-from ctxfs.store.elsewhere import PREFIXES, take_attributes
+from ctxfs.store.elsewhere import PREFIXES, replace_attributes, take_attributes
 from ctxfs.store.hotbytes import received_digest
 from ctxfs.store.keys import block_at, directory_at
 from ctxfs.store.store import Store
@@ -39,6 +40,7 @@ class ReceiverCounters:
     had: int = 0  # was here already, this version or a newer one
     corrupt: int = 0  # did not match the digest that it was offered with
     no_room: int = 0
+    amended: int = 0  # of blocks that were here, the attributes
 
 
 class Receiver:
@@ -60,6 +62,10 @@ class Receiver:
         self._promoter = store.mover.promoter
         self._deletions = deletions
         self._arriving: set[bytes] = set()  # keys of which a block is on its way
+        # Who is told that a member has older attributes of a block than are here.
+        self.behind: Callable[[Block, str], None] = lambda block, member: None
+        # Who is told that another number of members is to hold a block.
+        self.replicas_changed: Callable[[Block], None] = lambda block: None
 
     @property
     def arriving(self) -> int:
@@ -76,7 +82,9 @@ class Receiver:
         key = offer.key
         if is_lock(key) or offer.size > self._store.content.block_bytes_max:
             raise NotPermitted("a lock file, or larger than a block may be")
-        self._see(offer.version)
+        self._see(max(offer.version, offer.attributes.revision))
+        if offer.held_only:
+            return self._hear_attributes(offer, member)
         if (refusal := self._unwanted(offer, member)) is not None:
             return refusal
         if key.startswith(PREFIXES):
@@ -133,6 +141,7 @@ class Receiver:
         if block is not None and block.version >= version:
             if block.version > version or self._catalog.is_here(block):
                 self._keep(block)
+                self._compare_attributes(block, offer, member)
                 self.counters.had += 1
                 return Refused(reason=Reason.HAVE, version=block.version)
             if block.generation in self._promoter.flights:
@@ -140,6 +149,37 @@ class Receiver:
         if not self._deletions.may_accept(key, version, member):
             return Refused(reason=Reason.BUSY, retry_ms=RETRY_MS, text="may have been deleted")
         return None
+
+    def _hear_attributes(self, offer: Offer, member: str) -> Refused:
+        """A member says what the attributes are of a block that may be here, or known of."""
+        key, version = offer.key, offer.version
+        dead = self._deletions.table.get(key)
+        if dead is not None and version <= dead.version:
+            return Refused(reason=Reason.GONE, version=dead.version, until_ns=dead.until_ns)
+        if key in self._arriving:  # with those that it had before, it may be
+            return Refused(reason=Reason.BUSY, retry_ms=RETRY_MS)
+        block = block_at(self._catalog, key)
+        if block is None or block.version < version:
+            return Refused(reason=Reason.MISS)
+        self._compare_attributes(block, offer, member)
+        return Refused(reason=Reason.HAVE, version=block.version)
+
+    def _compare_attributes(self, block: Block, offer: Offer, member: str) -> None:
+        """Of one version, the attributes that were changed last are right, here and there."""
+        told = offer.attributes.revision
+        if block.version != offer.version or block.state is not State.SEALED:
+            return
+        if told < block.revision:
+            self.behind(block, member)
+        if told <= block.revision:
+            return
+        catalog, wanted = self._catalog, block.replicas
+        replace_attributes(block, offer.attributes, catalog.clock())
+        catalog.set_expiry(block, block.expires_ns)
+        catalog.record(block)
+        self.counters.amended += 1
+        if block.replicas != wanted:
+            self.replicas_changed(block)
 
     def _keep(self, block: Block) -> None:
         """A copy that was fetched for a reader is to stay: who offered it counts on it."""

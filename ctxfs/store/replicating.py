@@ -7,7 +7,6 @@ import itertools
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -36,6 +35,7 @@ TEMPORARY_GRACE_S: Final = 30.0  # most are renamed long before
 BACKOFF_MIN_S: Final = 0.25
 BACKOFF_MAX_S: Final = 60.0
 LOOK_S: Final = 1.0
+AHEAD_MANY: Final = 1024  # blocks that were sent unsealed: from here on it is looked who is gone
 OURSELVES: Final = -1  # the owner of what is open for us
 
 
@@ -46,6 +46,9 @@ class Homes(Protocol):
         """Names of the members that are to hold a key; we may be among them. `replicas`: how many,
         if not as all others.
         """
+
+    def wanted(self, replicas: int | None = None) -> int:
+        """How many there are to be, also where there are fewer members."""
 
     async def push(self, name: str, offer: Offer, source: Source) -> Stored | Refused:
         """Send a block, or learn why it is not wanted. `source` stays. Raises CtxfsError."""
@@ -62,6 +65,7 @@ class ReplicatorCounters:
     refused: int = 0  # had no room, or was busy
     failed: int = 0
     left_to_repair: int = 0  # blocks that did not fit the queue
+    ahead: int = 0  # blocks that were sent before they were sealed, since somebody waited
 
 
 @dataclass(slots=True)
@@ -74,6 +78,14 @@ class _Pending:
     tries: int = 0
     after_s: float = 0.0  # a home asked not to be asked again before
     done: trio.Event = field(default_factory=trio.Event)
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """What was sent of a block that is not sealed."""
+
+    digest: bytes
+    pending: _Pending
 
 
 class Replicator:
@@ -104,8 +116,8 @@ class Replicator:
         self._pending_max = pending_max
         self._grace_s = temporary_grace_s
         self._pending: OrderedDict[int, _Pending] = OrderedDict()  # by inode
-        # How many are to hold what is in a directory; None: as everywhere.
-        self.replicas_of: Callable[[Directory], int | None] = lambda directory: None
+        self._ahead: dict[int, _Ahead] = {}  # by generation
+        self.changed = trio.Event()  # members came or went; another one each time
         # When each is due, and its inode. Rows of what changed its mind stay, and lead nowhere.
         self._due: list[tuple[float, int, int]] = []
         self._order = itertools.count()
@@ -116,6 +128,12 @@ class Replicator:
 
     def sealed(self, block: Block) -> None:
         """A block is here that a program wrote, or has another name."""
+        ahead = self._ahead.pop(block.generation, None)
+        if ahead is not None and ahead.pending.version == block.version:
+            if ahead.digest == block.digest:
+                self._pending[block.generation] = ahead.pending
+            else:
+                self._catalog.renew(block)  # through a mapping that outlived its close
         grace_s = self._grace_s if is_temporary(block.name) else 0.0
         self.replicate(block, grace_s)
 
@@ -131,6 +149,8 @@ class Replicator:
 
     def retry(self) -> None:
         """Members came or went: try all that waits at once."""
+        self.changed.set()
+        self.changed = trio.Event()
         for number, pending in self._pending.items():
             pending.after_s = 0.0
             if pending.tries:
@@ -194,9 +214,65 @@ class Replicator:
             reached = pending.reached
         return self._wanted(block) <= reached
 
+    async def confirm(self, block: Block) -> bool:
+        """Ask all homes for a sealed block again, whatever is known, and send it where it is not.
+
+        Whether they have it, and are as many as there are to be. Raises BlockNotFound.
+        """
+        pending = self._pending.get(block.generation)
+        if pending is None or pending.version != block.version:
+            self.replicate(block)
+        elif pending.tries:
+            self._schedule(block.generation, pending, trio.current_time())
+        return await self.wait(block) and self._has_homes(block)
+
+    async def send_ahead(self, block: Block, digest: bytes, content: memoryview) -> bool:
+        """Send a published block that is not sealed yet, as it is now; nobody changes `content`
+        meanwhile. Whether all homes have it, and are as many as there are to be.
+        """
+        ahead = self._ahead.get(block.generation)
+        if ahead is not None and ahead.pending.version == block.version and ahead.digest != digest:
+            self._catalog.renew(block)
+        if ahead is None or ahead.pending.version != block.version:
+            self._forget_gone()
+            ahead = self._ahead[block.generation] = _Ahead(digest, _Pending(block.version, 0.0))
+            self.counters.ahead += 1
+        offer = Offer(
+            self._key(block),
+            block.version,
+            len(content),
+            digest,
+            attributes_of(block, self._catalog.clock()),
+            0,
+        )
+        missing = self._wanted(block) - ahead.pending.reached
+        async with self._in_flight.of(len(content) * len(missing)):
+            await self._push_all(offer, content, missing, ahead.pending)
+        return self._wanted(block) <= ahead.pending.reached and self._has_homes(block)
+
+    def _forget_gone(self) -> None:
+        """Blocks that were never sealed."""
+        if len(self._ahead) >= AHEAD_MANY:
+            known = self._catalog.names.by_inode
+            self._ahead = {
+                number: ahead
+                for number, ahead in self._ahead.items()
+                if isinstance(node := known.get(number), Block) and not node.is_gone
+            }
+
+    def _has_homes(self, block: Block) -> bool:
+        homes = self._homes.homes(self._key(block), block.replicas)
+        return len(homes) >= self._homes.wanted(block.replicas)
+
+    def missing(self, block: Block) -> tuple[str, ...]:
+        """The homes that are not known to have a block."""
+        ahead = self._ahead.get(block.generation)
+        pending = self._pending.get(block.generation) or (ahead and ahead.pending)
+        return tuple(sorted(self._wanted(block) - pending.reached)) if pending else ()
+
     def _wanted(self, node: Block | Directory) -> set[str]:
-        directory = node if isinstance(node, Directory) else node.directory
-        return set(self._homes.homes(self._key(node), self.replicas_of(directory))) - {self._me}
+        replicas = node.replicas if isinstance(node, Block) else None
+        return set(self._homes.homes(self._key(node), replicas)) - {self._me}
 
     def _key(self, node: Block | Directory) -> bytes:
         key = self._catalog.names.key_of(node)
@@ -288,6 +364,8 @@ class Replicator:
             try:
                 if block.state is State.SEALED and block.version == pending.version:
                     await self._push_all(offer, source, missing, pending)
+                if block.revision != offer.attributes.revision:
+                    self._catalog.block_amended(block)  # who has it now was not told
             finally:
                 if isinstance(source, memoryview):
                     source.release()

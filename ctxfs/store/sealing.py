@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Protocol
 
 import trio
 
 from ctxfs.codec.digest import EMPTY, digest
 from ctxfs.core.block import Block, State, Writing
+from ctxfs.core.key import is_temporary
 from ctxfs.core.meta import BlockMeta, Placement
 from ctxfs.errors import BlockNotFound, CtxfsError, TierTrouble
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.hotbytes import content_digest, readable_span
 from ctxfs.store.lending import Lending
 from ctxfs.store.mover import Mover
+from ctxfs.tiers.cold import ColdTier
 from ctxfs.tiers.hot import HotFile
 
 log = logging.getLogger(__name__)
 
 SYNC_TRIES = 4
 SEAL_AGAIN_S = 1.0
+PROMISED_MAX = 65536  # blocks that were synced, the latest
+
+
+class Assurance(Protocol):
+    """What else fsync waits for."""
+
+    @property
+    def is_wanted(self) -> bool: ...
+
+    async def assure(self, block: Block) -> None: ...
 
 
 class Sealing:
@@ -35,6 +49,9 @@ class Sealing:
         self._hot = catalog.hot
         self._cold = catalog.cold
         self._nursery: trio.Nursery | None = None
+        self.assurance: Assurance | None = None  # in a cluster
+        # Synced: who closes them after that, or gives them another name, waits for replicas, too.
+        self._promised: OrderedDict[int, None] = OrderedDict()
         # While a digest is computed from a mapping, nobody may shorten the file beneath it.
         self._frozen: dict[int, trio.Event] = {}
 
@@ -86,7 +103,7 @@ class Sealing:
             base.mtime_ns, base.atime_ns = block.mtime_ns, block.atime_ns
         base.extras = block.extras
         if base.state is State.SEALED:
-            self._catalog.record(base)
+            self._catalog.amend(base)
 
     async def _seal(self, block: Block, file: HotFile) -> None:
         """Compute the digest; from there on the block is immutable. Ends a lease on its file."""
@@ -191,9 +208,35 @@ class Sealing:
     # -- fsync
 
     async def sync(self, block: Block) -> None:
-        """Return when the block's content is on the cold tier's medium, if there is one."""
-        if self._cold is None:
+        """Return when the block's content is on the cold tier's medium, if there is one; in a
+        cluster where that is wanted, also on the members that are to hold it.
+
+        Others are not shown what has no name yet, or one that is temporary: they are waited for
+        when it gets another, by `keep_promise`. Raises ReplicasMissing.
+        """
+        if self._cold is not None:
+            await self._sync_here(block, self._cold)
+        if self.assurance is None or not self.assurance.is_wanted:
             return
+        self._promised[block.generation] = None
+        if len(self._promised) > PROMISED_MAX:
+            self._promised.popitem(last=False)
+        await self.keep_promise(block)
+
+    def has_promised(self, block: Block) -> bool:
+        """Whether a close or a rename is to wait: `keep_promise`."""
+        return block.generation in self._promised
+
+    async def keep_promise(self, block: Block) -> None:
+        """Return when the members that are to hold a block that was synced have it under the name
+        that it has now. Raises ReplicasMissing.
+        """
+        if self.assurance is None or not (self.assurance.is_wanted and self.has_promised(block)):
+            return
+        if block.published and not is_temporary(block.name):
+            await self.assurance.assure(block)
+
+    async def _sync_here(self, block: Block, cold: ColdTier) -> None:
         if block.state is State.WRITING and block.writing and not block.writing.writers:
             await self.wait_sealed(block)
         if block.state is State.SEALED:
@@ -201,7 +244,7 @@ class Sealing:
                 await self._mover.demoter.demote(block, keep_hot=True)
         elif block.writing is not None:
             await self._sync_writing(block, block.writing)
-        await self._cold.sync()
+        await cold.sync()
 
     async def sync_names(self) -> None:
         """Return when names and attributes as they are now are on the cold tier's medium."""

@@ -175,7 +175,8 @@ class Store:
         base = None if flags & os.O_TRUNC else old
         block = await self.new_generation(directory, name, owner, base=base, who=who)
         if old is None:
-            block.extras = None  # of one that came while this waited for room
+            # Not those of one that came while this waited for room.
+            block.extras = self.catalog.default_extras(directory)
         self.catalog.record_transient(block)
         self.catalog.counters.creates += 1
         handle = await self._open_writing(block, owner)
@@ -220,6 +221,7 @@ class Store:
                     old.extras.parent,
                     old.extras.dtype,
                     dict(old.extras.attributes),
+                    replicas=block.replicas or 0,
                 )
         if who is not None:
             block.mode, block.uid, block.gid = who.mode, who.uid, who.gid

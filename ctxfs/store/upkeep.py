@@ -106,6 +106,8 @@ class Upkeep:
             self._catalog.counters.expired += 1
             self._catalog.counters.expired_bytes += gone.size
             self._catalog.tell("expired", gone)
+            if gone.revision:
+                self._catalog.block_expired(self._catalog.names.key_of(gone), gone)
         self._mover.moves.lease_ended()
 
     # -- opens that are about to come

@@ -99,11 +99,27 @@ class RemoteTier:
             for flight in self._flights.values():
                 flight.may_be_remembered = False
 
+    def apply(self, settings: RemoteSettings) -> None:
+        """Ask so from now on; what is under way goes on as it began."""
+        self.settings = settings
+        self._neighbours.set_deadline(settings.deadline_s)
+        self._missing.clear()
+        self._missing.keep_s = settings.negative_s
+
     # -- who holds what
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The names of all other members."""
+        return tuple(neighbour.member.name for neighbour in self._neighbours)
 
     def homes(self, key: bytes, replicas: int | None = None) -> tuple[str, ...]:
         """Names of a key's homes, ourselves included; `replicas`: if not as the settings say."""
-        return self._placement.homes(key, replicas or self.settings.replicas)
+        return self._placement.homes(key, self.wanted(replicas))
+
+    def wanted(self, replicas: int | None = None) -> int:
+        """How many homes a key is to have, also where there are fewer members."""
+        return replicas or self.settings.replicas
 
     def is_home(self, key: bytes, replicas: int | None = None) -> bool:
         """Whether we are one of them."""
@@ -230,6 +246,17 @@ class RemoteTier:
         else:
             self.counters.refused += 1
         return said
+
+    async def amend(self, name: str, offer: Offer) -> Refused:
+        """Tell a member the attributes of a block, for the case that it has that version.
+
+        Returns HAVE, MISS, GONE or BUSY. Raises PeerError, DeadlineExceeded.
+        """
+        neighbour = self._neighbours.get(name)
+        if neighbour is None:
+            raise PeerUnreachable(f"{name} is not a member any more")
+        with neighbour.calling() as peer:
+            return await peer.amend(offer, self.settings.deadline_s)
 
     # -- deletions
 

@@ -38,7 +38,7 @@ class Asker:
     def __init__(self, name: str, peer: Peer, deadline_s: float) -> None:
         self._name = name
         self._peer = peer
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         self._waiting: deque[Question] = deque()
         self._asked: list[Question] = []
         self._came = trio.Event()
@@ -78,7 +78,7 @@ class Asker:
             return
         keys = [each.key for each in self._asked]
         try:
-            answers = await self._peer.lookup(keys, self._deadline_s)
+            answers = await self._peer.lookup(keys, self.deadline_s)
         except CtxfsError as error:
             self._hear_all(error)
             return

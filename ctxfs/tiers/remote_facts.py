@@ -96,3 +96,5 @@ class PeerStatistics:
     sent_bytes: int
     in_flight_bytes: int
     corrupt: int  # fetches whose bytes were wrong
+    protocol: str | None  # version.minor that it speaks; None without a connection
+    clock_ahead_s: float | None  # its wall clock before ours, at the last heartbeat

@@ -11,9 +11,10 @@ class MissingKeys:
     """Times are seconds of any clock that only grows; each entry is as old as its place."""
 
     def __init__(self, keep_s: float, entries_max: int) -> None:
-        self._keep_s = keep_s
+        self.keep_s = keep_s
         self._entries_max = entries_max
-        # Invariant: in the order of deadlines, since all are kept for equally long.
+        # Invariant: in the order of deadlines, since all are kept for equally long: who changes
+        # `keep_s` clears.
         self._entries: OrderedDict[bytes, tuple[float, Gone | None]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -27,7 +28,7 @@ class MissingKeys:
             or next(iter(self._entries.values()))[0] <= now_s
         ):
             self._entries.popitem(last=False)
-        self._entries[key] = (now_s + self._keep_s, gone)
+        self._entries[key] = (now_s + self.keep_s, gone)
 
     def is_missing(self, key: bytes, now_s: float) -> bool:
         """Whether nobody is to be asked."""

@@ -119,6 +119,8 @@ class Neighbour:
             sent_bytes=counters.traffic.sent_bytes,
             in_flight_bytes=self.in_flight_bytes,
             corrupt=self.corrupt,
+            protocol=peer.protocol,
+            clock_ahead_s=peer.clock_ahead_s,
         )
 
 
@@ -139,6 +141,12 @@ class Neighbours:
     def get(self, name: str) -> Neighbour | None:
         """The one of this name, or None: it is no member, or ourselves."""
         return self._by_name.get(name)
+
+    def set_deadline(self, deadline_s: float) -> None:
+        """How long an answer may take from now on."""
+        self._deadline_s = deadline_s
+        for neighbour in self:
+            neighbour.asker.deadline_s = deadline_s
 
     def start(self, nursery: trio.Nursery) -> None:
         """Connect to all of them, and to those that come; cancelling the nursery ends it."""

@@ -9,7 +9,8 @@ from ctxfs.wire.messages import Hello, Reason, Rejected, Role, Welcome
 
 OLDEST: Final = 1  # versions that are spoken here, both included
 NEWEST: Final = 1
-MINOR: Final = 0  # of the newest
+MINOR: Final = 1  # of the newest
+MINOR_HELD_ONLY: Final = 1  # from here on an offer may be of attributes alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

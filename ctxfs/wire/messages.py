@@ -133,6 +133,8 @@ class Attributes:
             Pair(Blob(limits.NAME_BYTES_MAX), Blob(limits.VALUE_BYTES_MAX)), limits.ATTRIBUTES_MAX
         ),
     ] = ()
+    revision: U64 = 0  # version of these, where they changed after the content was there
+    replicas: U16 = 0  # members that are to hold the block; 0: as many as the cluster says
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """I would send you this block. Answered by Wanted and, after the bytes, Stored; or Refused."""
+    """I would send you this block. Answered by Wanted and, after the bytes, Stored; or Refused.
+
+    With `held_only`, I would not: if you have it, these are its attributes. Answered by Refused.
+    """
 
     key: Key
     version: U64
@@ -208,6 +213,7 @@ class Offer:
     digest: Digest
     attributes: Annotated[Attributes, Nested(Attributes)]
     budget_ms: U32
+    held_only: U8 = 0  # to those alone who know of it: MINOR_HELD_ONLY
 
 
 @dataclass(frozen=True, slots=True)

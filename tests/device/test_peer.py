@@ -18,6 +18,7 @@ from ctxfs.errors import (
     PeerRefused,
 )
 from ctxfs.wire.breaker import Health
+from ctxfs.wire.greeting import MINOR, NEWEST
 from ctxfs.wire.limits import BATCH_MAX, Limits
 from ctxfs.wire.messages import Durability, Gone, GoneKey, Have, Miss, Reason, Refused, Stored
 from tests.device.peering import (
@@ -124,6 +125,20 @@ async def test_a_block_that_is_there_or_has_no_room_is_not_sent(pair: Lab) -> No
     assert said.reason is Reason.NO_ROOM
     assert pair.peer.counters.traffic.sent_bytes == 0
     os.close(fd)
+
+
+async def test_attributes_alone_are_told_to_who_can_understand(
+    pair: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.door.put(b"k", b"content", version=8)
+    said = await pair.peer.amend(offer_of(b"k", b"content", 8), PATIENCE_S)
+    assert (said.reason, said.version) == (Reason.HAVE, 8)
+    assert pair.peer.protocol == f"{NEWEST}.{MINOR}"
+    monkeypatch.setattr("ctxfs.device.peer.MINOR_HELD_ONLY", MINOR + 1)
+    assert (
+        await pair.peer.amend(offer_of(b"new", b"content", 8), PATIENCE_S)
+    ).reason is Reason.MISS
+    assert pair.door.offers == [], "one that would take it for an offer is not told"
 
 
 async def test_a_block_whose_bytes_are_not_those_offered_is_refused(pair: Lab) -> None:

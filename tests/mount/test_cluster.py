@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -43,6 +45,7 @@ class Cluster:
         names: tuple[str, ...],
         replicas: int,
         authority: Authority | None = None,
+        more: str = "",
     ) -> None:
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         members = ", ".join(f'"{name}=127.0.0.1:{port}"' for name, port in ports.items())
@@ -53,7 +56,7 @@ class Cluster:
             room.mkdir()
             config = (
                 f'[cluster]\nid = "test"\nname = "{name}"\nlisten = "127.0.0.1:{port}"\n'
-                f"replicas = {replicas}\nmembers = [{members}]\n"
+                f"replicas = {replicas}\nmembers = [{members}]\n{more}"
             )
             config += "insecure = true\n" if authority is None else trust(authority, name)
             self.daemons[name] = Daemon(
@@ -86,9 +89,13 @@ def cluster(channel: str, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     with ExitStack() as stack:
 
         def make(
-            names: tuple[str, ...] = NAMES, *, replicas: int = 2, authority: Authority | None = None
+            names: tuple[str, ...] = NAMES,
+            *,
+            replicas: int = 2,
+            authority: Authority | None = None,
+            more: str = "",
         ) -> Cluster:
-            made = Cluster(tmp_path, channel, names, replicas, authority)
+            made = Cluster(tmp_path, channel, names, replicas, authority, more)
             stack.callback(made.close)
             return made.start()
 
@@ -237,3 +244,137 @@ def test_a_block_that_lies_elsewhere_is_renamed_without_being_lost(
     for key, content in contents.items():
         wait_until(partial(reads, made["a"], f"{key}-new", content))
         wait_until(partial(is_gone, made["a"], key))
+
+
+def write_synced(path: Path, content: bytes) -> int:
+    """Open, write, sync; returns the descriptor, which is not closed."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    assert os.write(fd, content) == len(content)
+    os.fsync(fd)
+    return fd
+
+
+def received(daemon: Daemon) -> int:
+    return int(daemon.stats()["cluster"]["counters"]["received"])
+
+
+def test_what_was_synced_is_on_another_host_once_it_was_closed_or_got_its_name(
+    cluster: Callable[..., Cluster],
+) -> None:
+    made = cluster(("a", "b"), more='fsync = "replicas"\n')
+    here = made["a"].mount
+    content = noise(1, 2 * MIB)
+    os.close(write_synced(here / "closed", content))
+    assert received(made["b"]) == 1
+    os.close(write_synced(here / "new.tmp", content))
+    assert received(made["b"]) == 1, "a name that is about to change is nobody else's business"
+    os.rename(here / "new.tmp", here / "renamed")
+    assert received(made["b"]) == 2
+    fd = write_synced(here / "open.tmp", content)
+    os.rename(here / "open.tmp", here / "renamed-open")
+    assert os.pwrite(fd, b"more", len(content)) == 4
+    os.close(fd)
+    assert received(made["b"]) == 3
+    made["a"].put("later", content)
+    fd = os.open(here / "later", os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+    assert received(made["b"]) == 4
+    made["a"].kill()
+    there = made["b"].mount
+    for name in ("closed", "renamed", "later"):
+        assert (there / name).read_bytes() == content
+    assert (there / "renamed-open").read_bytes() == content + b"more"
+    assert not (there / "new.tmp").exists()
+
+
+@pytest.mark.channel("direct")
+def test_a_sync_with_too_few_hosts_fails_by_a_name_of_its_own_until_fewer_are_asked_for(
+    cluster: Callable[..., Cluster],
+) -> None:
+    made = cluster(("a", "b"), replicas=3, more='fsync = "replicas"\nfsync_deadline = "200ms"\n')
+    here = made["a"]
+    fd = write_synced(here.mount / "k", b"content")
+    with pytest.raises(OSError, match="Remote I/O error") as caught:
+        os.close(fd)
+    assert caught.value.errno == errno.EREMOTEIO
+    assert (here.mount / "k").read_bytes() == b"content"
+    assert "k is not on others, which are too few, after 0.2 s" in here.log()
+    toml = here.mount.parent / "ctxfs.toml"
+    fewer = 'replicas = 2\nhedge = "1ms"\nconnections = 9\n'
+    toml.write_text(toml.read_text().replace("replicas = 3\n", fewer))
+    os.kill(here.pid, signal.SIGHUP)
+    wait_until(lambda: "these take effect at the next start: cluster.connections" in here.log())
+    wait_until(partial(can_sync, here.mount / "k"))
+    assert here.get("k", "replicas") == "2/2"
+    told = here.stats()["cluster"]
+    assert (told["members"], told["members_healthy"], told["source"]) == (2, 2, "list")
+    assert told["counters"]["fsync_missing"] >= 1
+    metrics = (here.mount / ".ctx/metrics").read_text()
+    assert "ctxfs_cluster_members 2\n" in metrics
+    assert "ctxfs_cluster_sent_ahead_total 1\n" in metrics
+
+
+def can_sync(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            os.fsync(file.fileno())
+        except OSError:
+            return False
+        return True
+
+
+@pytest.mark.channel("direct")
+def test_attributes_that_change_later_change_on_all_hosts_and_outlive_them(
+    cluster: Callable[..., Cluster],
+) -> None:
+    made = cluster(("a", "b"))
+    made["a"].put("k", b"content")
+    wait_until(partial(replicated, made["a"], "k"))
+    wait_until(partial(exists, made["b"], "k"))
+    made["a"].set("k", "ttl", "1h")
+    made["a"].set("k", "pin", "1")
+    os.setxattr(made["a"].mount / "k", "user.mine", b"value")
+    os.chmod(made["a"].mount / "k", 0o600)
+    wait_until(lambda: os.stat(made["b"].mount / "k").st_mode & 0o777 == 0o600)
+    assert 0 < float(made["b"].get("k", "ttl")) <= 3600
+    assert made["b"].get("k", "pin") == "1"
+    assert os.getxattr(made["b"].mount / "k", "user.mine") == b"value"
+    made["b"].set("k", "tier", "cold")
+    made["b"].kill()
+    made["a"].set("k", "ttl", "2h")
+    made["b"].start()
+    assert os.getxattr(made["b"].mount / "k", "user.mine") == b"value"
+    wait_until(lambda: float(made["b"].get("k", "ttl")) > 3600)
+    made["b"].set("k", "ttl", "1s")
+    for name in ("a", "b"):
+        wait_until(partial(is_gone, made[name], "k"))
+
+
+@pytest.mark.channel("direct")
+def test_a_directory_says_how_many_hosts_hold_its_blocks_and_a_block_says_otherwise(
+    cluster: Callable[..., Cluster],
+) -> None:
+    made = cluster(("a", "b"))
+    here = made["a"]
+    (here.mount / "scratch").mkdir()
+    here.set("scratch", "replicas", "1")
+    assert here.get("scratch", "replicas") == "1"
+    for number in range(4):
+        here.put(f"scratch/{number}", b"%d" % number)
+    keys = [f"scratch/{number}" for number in range(4)]
+    for key in keys:
+        wait_until(partial(replicated, here, key))
+        assert here.get(key, "replicas") == "1/1"
+        here.set(key, "replicas", "2")
+    for key in keys:
+        wait_until(partial(reaches, here, key, "2/2"))
+    with pytest.raises(OSError, match="Invalid argument"):
+        here.set("scratch", "replicas", "17")
+    here.kill()
+    for key in keys:
+        assert (made["b"].mount / key).read_bytes() == key[-1].encode()
+
+
+def reaches(daemon: Daemon, key: str, replicas: str) -> bool:
+    return daemon.get(key, "replicas") == replicas

@@ -85,8 +85,13 @@ cert = "/etc/node1.pem"
 key = "/etc/node1.key"
 insecure = false
 replicas = 3
+fsync = "replicas"
+fsync_deadline = "20s"
 connections = 8
 peer_deadline = "500ms"
+peer_rate = "1MiB"
+hedge = "5ms"
+missing_keep = "2s"
 tombstone_keep = "2d"
 repair_rate = "10MiB"
 [log]
@@ -184,8 +189,13 @@ def test_every_key_is_read(tmp_path: Path) -> None:
             cert=Path("/etc/node1.pem"),
             key=Path("/etc/node1.key"),
             replicas=3,
+            fsync="replicas",
+            fsync_deadline_ns=20 * SECOND_NS,
             connections=8,
             peer_deadline_ns=SECOND_NS // 2,
+            peer_bytes_per_s=MIB,
+            hedge_ns=SECOND_NS // 200,
+            missing_keep_ns=2 * SECOND_NS,
             tombstone_keep_ns=48 * 3600 * SECOND_NS,
             repair_bytes_per_s=10 * MIB,
         ),
@@ -313,6 +323,15 @@ def test_a_slip_is_named_with_what_is_accepted(tmp_path: Path, text: str, compla
         ("[cluster]\nweight=0", "[cluster] weight: would be home to nothing"),
         ("[cluster]\nlease='10ms'", "[cluster] lease: must be at least 1s"),
         ("[cluster]\npeer_deadline=0", "[cluster] peer_deadline: nothing answers in no time"),
+        (
+            "[cluster]\nhedge='1s'",
+            "[cluster] hedge: must be above 0 and below cluster.peer_deadline",
+        ),
+        ("[cluster]\npeer_rate=1", "[cluster] peer_rate: must be at least 64.0 KiB"),
+        (
+            "[cluster]\nid='c'\nfsync='replicas'\nfsync_deadline='1h'",
+            "[cluster] fsync_deadline: must be shorter than limits.operation_deadline, 2m",
+        ),
         ("[cluster]\nrepair_rate=1", "[cluster] repair_rate: must be at least 1.0 MiB"),
         ("[cluster]\ntombstone_keep='1m'", "[cluster] tombstone_keep: must be longer than"),
         ("state='/ctx/s'\n[mount]\npath='/ctx'", "state: /ctx/s would lie beneath the mount"),
@@ -507,6 +526,20 @@ def test_rereading_takes_what_a_running_daemon_can_take(tmp_path: Path) -> None:
     assert fresh.log.level == "error"  # the flag still beats the file
     assert fresh.state == config.state
     assert waiting == ["state", "hot.size"]
+
+
+def test_rereading_takes_how_others_are_asked_and_leaves_who_this_host_is(tmp_path: Path) -> None:
+    config = loaded(written(tmp_path, "[cluster]\nid='c'\ninsecure=true"))
+    path = written(
+        tmp_path,
+        "[cluster]\nid='c'\ninsecure=true\nname='other'\nlisten='h:1'\nconnections=8\n"
+        "replicas=3\nfsync='replicas'\nfsync_deadline=1\nhedge='1ms'\npeer_deadline=2\n"
+        "peer_rate='1MiB'\nmissing_keep=1\ntombstone_keep='2d'\nrepair_rate='1MiB'",
+    )
+    fresh, waiting = reread(replace(config, source=path), memory_bytes=MEMORY)
+    assert waiting == ["cluster.name", "cluster.listen", "cluster.connections"]
+    expected = replace(loaded(path).cluster, name=None, listen=config.cluster.listen, connections=4)
+    assert fresh.cluster == expected
 
 
 def test_rereading_a_broken_file_changes_nothing(tmp_path: Path) -> None:

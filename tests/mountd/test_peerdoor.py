@@ -33,6 +33,9 @@ class OneHome:
 
     peer: Peer
 
+    def wanted(self, replicas: int | None = None) -> int:
+        return replicas or 1
+
     def homes(self, key: bytes, replicas: int | None = None) -> tuple[str, ...]:
         return ("one", "two")
 

@@ -17,6 +17,7 @@ from ctxfs.core.meta import (
     TransientFlag,
 )
 
+_u16 = st.integers(0, 2**16 - 1)
 _u32 = st.integers(0, 2**32 - 1)
 _u64 = st.integers(0, 2**64 - 1)
 _time = st.integers(-(2**63), 2**63 - 1)
@@ -42,6 +43,8 @@ blocks: st.SearchStrategy[BlockMeta] = st.builds(
     pin_until_ns=_u64,
     placement=st.sampled_from(Placement),
     origin=_u64,
+    revision=_u64,
+    replicas=_u16,
     parent=st.binary(max_size=255),
     dtype=st.binary(max_size=16),
     attributes=_attributes,
@@ -58,6 +61,7 @@ directories: st.SearchStrategy[DirectoryMeta] = st.builds(
     mtime_ns=_time,
     default_ttl_ns=_time,
     together=st.booleans(),
+    default_replicas=_u16,
     attributes=_attributes,
 )
 

@@ -383,14 +383,19 @@ class Others:
     """Hosts that are asked for what is not here. Satisfies `elsewhere.Remote`."""
 
     found: dict[bytes, Found] = field(default_factory=dict)
+    liars: list[str] = field(default_factory=list)
+    lie: bytes = b""  # instead of the content
     gate: trio.Event = field(default_factory=trio.Event)
     came: trio.Event = field(default_factory=trio.Event)
 
     def is_missing(self, key: bytes) -> bool:
         return False
 
-    def is_home(self, key: bytes) -> bool:
+    def is_home(self, key: bytes, replicas: int | None = None) -> bool:
         return False
+
+    def lied(self, name: str) -> None:
+        self.liars.append(name)
 
     def begin(self, key: bytes) -> Answer:
         return Answer(self.found.get(key))
@@ -409,7 +414,7 @@ class Others:
     ) -> str:
         self.came.set()
         await self.gate.wait()
-        into[:] = self.found[key].content
+        into[:] = self.lie or self.found[key].content
         return "other"
 
 
@@ -457,3 +462,23 @@ async def test_a_reader_that_fetches_the_same_is_not_disturbed(world: World) -> 
         assert (read, host.block(b"k")) == ([CONTENT], block)
         assert not store.catalog.elsewhere, "the copy of the reader is to stay"
         assert host.receiver.arriving == 0
+
+
+async def test_who_gave_wrong_bytes_is_counted_and_not_asked_for_that_block_again(
+    world: World,
+) -> None:
+    async with clustered(world) as host:
+        others = join(host)
+        others.gate.set()
+        version, root = host.version(), host.store.catalog.names.root
+        others.found[b"k"], others.lie = Found(version, CONTENT), bytes(len(CONTENT))
+        assert host.store.elsewhere is not None
+        await host.store.elsewhere.search(root, b"k")
+        with pytest.raises((CopyCorrupt, BlockNotFound)):
+            await get(host.store, "k")
+        assert (others.liars, host.store.catalog.counters.corrupt) == (["other"], 1)
+        await host.store.elsewhere.search(root, b"k")
+        assert root.entries.get(b"k") is None, "nobody else has it"
+        others.found[b"k"], others.lie = Found(host.version(after_s=1), CONTENT), b""
+        await host.store.elsewhere.search(root, b"k")
+        assert await get(host.store, "k") == CONTENT

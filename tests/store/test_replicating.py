@@ -36,11 +36,15 @@ class FakeHomes:
     got: list[tuple[str, Offer, bytes]] = field(default_factory=list)
     answer: Callable[[str], Stored | Refused] = lambda name: STORED
     asked: int = 0
+    replicas: int = 3
     gate: trio.Event | None = None
     came: trio.Event = field(default_factory=trio.Event)
 
     def homes(self, key: bytes, replicas: int | None = None) -> tuple[str, ...]:
-        return self.names[:replicas]
+        return self.names[: self.wanted(replicas)]
+
+    def wanted(self, replicas: int | None = None) -> int:
+        return replicas or self.replicas
 
     async def push(self, name: str, offer: Offer, source: Source) -> Stored | Refused:
         self.asked += 1
@@ -118,8 +122,10 @@ async def test_what_came_from_elsewhere_is_not_pushed_on_by_itself(world: World)
 
 async def test_a_directory_may_want_another_number_of_replicas(world: World) -> None:
     async with sending(world) as it:
-        it.replicator.replicas_of = lambda directory: 2
+        it.host.store.catalog.names.root.default_replicas = 2
         block = await put(it.host.store, "k", CONTENT)
+        it.host.store.catalog.names.root.default_replicas = 1
+        assert block.replicas == 2, "as its directory said when it was made"
         assert await it.replicator.wait(block)
         assert (it.homes.keys(), it.replicator.reached(block)) == ([("one", b"k")], (1, 1))
 

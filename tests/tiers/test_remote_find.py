@@ -361,3 +361,15 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         RemoteSettings(hedge_s=2.0, deadline_s=1.0)
     with pytest.raises(ValueError, match="pace"):
         RemoteSettings(pace_bytes_per_s=0)
+
+
+async def test_how_others_are_asked_may_change_while_they_are() -> None:
+    async with cluster("a", "b", "c", settings=FORGETS_NOTHING) as lab:
+        key = lab.key("a", "b", "c")
+        assert await lab.tier.find(key) is None
+        lab.tier.apply(replace(FORGETS_NOTHING, replicas=1))
+        assert (lab.tier.homes(key), lab.tier.homes(key, 2)) == (("a",), ("a", "b"))
+        assert not lab.tier.is_missing(key), "others may be asked now"
+        lab.door("b").put(key, b"content")
+        await check_found(lab, key, "b")
+        assert len(lab.door("c").lookups) == 1, "it is not among the home and one more"

@@ -18,7 +18,7 @@ from ctxfs.wire.connection import (
     Received,
     Side,
 )
-from ctxfs.wire.greeting import answer, check, hello
+from ctxfs.wire.greeting import MINOR, answer, check, hello
 from ctxfs.wire.limits import HELLO_BYTES_MAX, Limits
 from tests.wire import strategies
 from tests.wire.talk import (
@@ -200,7 +200,7 @@ def test_the_newest_common_version_is_spoken_and_none_is_a_rejection() -> None:
     both = replace(later, newest=9, minor=4)
     welcome = answer(both, YOU, LIMITS)
     assert isinstance(welcome, m.Welcome)
-    assert (welcome.version, welcome.minor) == (1, 0)
+    assert (welcome.version, welcome.minor) == (1, MINOR)
     only_later = replace(later, oldest=2, newest=9)
     rejected = answer(only_later, YOU, LIMITS)
     assert isinstance(rejected, m.Rejected)
