@@ -101,9 +101,11 @@ class Deletions:
     async def hear(self, tombstones: Iterable[Tombstone]) -> None:
         """Others deleted these keys. Returns when a restart would not forget that."""
         new = [each for each in tombstones if self._see(each.version) and self.table.hear(each)]
+        # At once: where who told us gives up meanwhile, this is cancelled, and heard again, these
+        # are not new any more.
+        self._drop(new)
         if new:
             await self._keep(new)
-        self._drop(new)
 
     def learn(self, member: str, listing: Listing) -> None:
         """A member answered to what is known here."""

@@ -1,6 +1,7 @@
 """Blocks that other hosts send, and what they are told of those that are here."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -234,6 +235,22 @@ async def test_a_block_is_on_the_medium_where_that_is_asked_for(world: World) ->
     async with clustered(world) as host:
         assert await get(host.store, "k") == CONTENT
         assert host.block(b"k").version == offer.version
+
+
+async def test_a_deletion_is_heard_though_who_told_of_it_gives_up(world: World) -> None:
+    async def take_long(tombstones: Sequence[Tombstone]) -> None:
+        await trio.sleep_forever()
+
+    async with clustered(world) as host, trio.open_nursery() as nursery:
+        offer = offer_of(b"k", CONTENT, host.version())
+        await arrive(host, offer, CONTENT)
+        host.deletions._keep = take_long
+        tombstone = Tombstone(b"k", host.version(1), world.clock.wall_ns + SECOND_NS)
+        nursery.start_soon(host.deletions.hear, [tombstone])
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        with pytest.raises(BlockNotFound):
+            host.block(b"k")
 
 
 async def test_a_deletion_elsewhere_drops_what_it_beats_and_nothing_newer(world: World) -> None:
