@@ -161,8 +161,7 @@ class Cluster:
         while True:
             fresh = await self._members.wait_newer(known.epoch)
             self.remote.set_members(fresh)
-            if fresh.fingerprint != known.fingerprint:
-                repairer.changed(known, fresh)
+            repairer.changed(known, fresh)
             known = fresh
 
     async def _look(self, deletions: Deletions, replicator: Replicator) -> None:
