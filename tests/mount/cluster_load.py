@@ -78,11 +78,11 @@ class Report:
     odd: list[str] = field(default_factory=list)  # errors that few operations meet, and when
 
     def died(self, host: str, when: float) -> None:
-        """A member died with its parent: what it had not sealed yet is lost, and what that replaced
-        is deleted on all hosts."""
+        """A member died with its parent: what it had not sealed yet is lost, and what was there
+        before is back."""
         for key, (written, before) in self.unsynced.items():
             if key.split("-")[1][0] == host and abs(when - written) <= SEAL_S:
-                self.may_be[key] = self.may_be[key] | before | {None}
+                self.may_be[key] = self.may_be[key] | before
 
     def add(self, other: Report) -> None:
         self.done += other.done
