@@ -179,8 +179,8 @@ class Cluster:
         while True:
             fresh = await self._members.wait_newer(known.epoch)
             self.remote.set_members(fresh)
+            repairer.changed(known, fresh)
             if fresh.fingerprint != known.fingerprint:
-                repairer.changed(known, fresh)
                 parts.retry()
             known = fresh
 

@@ -27,6 +27,7 @@ from ctxfs.errors import (
     NotDirectory,
     NotPermitted,
     NotYours,
+    PeerError,
     TierFull,
     TierTrouble,
 )
@@ -48,7 +49,7 @@ from mountd.values import PAGE_BYTES, WRITES, Attr, Caller, Missing, SetAttr, Sp
 log = logging.getLogger(__name__)
 
 TIME_NS_MAX = 2**63 - 1  # what is written down: from the year 1677 to 2262
-TROUBLE = (DeadlineExceeded, DeviceError, TierFull, TierTrouble)
+TROUBLE = (DeadlineExceeded, DeviceError, PeerError, TierFull, TierTrouble)
 
 
 class CrossDirectory(CtxfsError):

@@ -16,7 +16,7 @@ from ctxfs.store.store import Store
 from mountd.session import SENT_BACK, NotedRedirect, Session
 from mountd.values import Caller
 
-LIFE_NS = 1_000_000_000
+LIFE_NS = 10_000_000_000  # of a thread that waits for the daemon alone; more on a starved host
 RESTART_NS = 60_000_000_000  # at most, from the end of a daemon until the next one answers
 
 
@@ -93,6 +93,8 @@ class Redirects:
         redirect = self._by_thread.get(thread)
         if redirect is None or isinstance(node, Directory):
             return  # on its way
+        # Other hosts may have been asked, which takes as long as they do; the open comes at once.
+        redirect.at_ns = self._store.catalog.clock().boot_ns
         instead = redirect.instead
         if instead is not None and place != (instead.directory, instead.name):
             # The block was renamed while it was opened. What was made under its new name is for

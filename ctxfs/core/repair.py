@@ -120,3 +120,7 @@ class TokenBucket:
         if self._left >= 0:
             return 0
         return int(-self._left * SECOND_NS / self.bytes_per_s) + 1
+
+    def give_back(self, length_bytes: int) -> None:
+        """So many of those that were taken were not sent."""
+        self._left = min(self.burst_bytes, self._left + length_bytes)

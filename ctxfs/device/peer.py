@@ -5,6 +5,7 @@ once where the peer was silent lately (ctxfs/wire/breaker.py), and PeerRefused, 
 or BlockNotFound for what it answers.
 """
 
+import logging
 import os
 import random
 import time
@@ -58,6 +59,8 @@ from ctxfs.wire.messages import (
     Wanted,
 )
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 TOKEN_BYTES = 16
 BUDGET_MS_MAX = 2**32 - 1
@@ -106,6 +109,10 @@ class Peer:
         self._session: Session | None = None
         self._tried = trio.Event()  # the first attempt to connect is over
         self._doubt = trio.Event()  # a deadline was missed: see whether it lives
+        self._doubted_s = 0.0  # when that was last
+        self._patience = trio.CancelScope()  # of the heartbeat that is under way
+        self._missed_s: float | None = None  # the first deadline since it was as it should be
+        self._told: bool | None = None  # whether the log says that it is asked
         self._better = trio.lowlevel.ParkingLot()
 
     # -- what it is
@@ -266,18 +273,15 @@ class Peer:
             try:
                 yield session
             except (BlockNotFound, PeerBusy, PeerRefused):
-                self._breaker.answered()
+                self._answered()
                 raise
-            except PeerUnreachable:
-                self._breaker.broke(now_ns())
+            except PeerUnreachable as error:
+                self._broke(str(error))
                 raise
         if patience.cancelled_caught:
-            self._counters.missed += 1
-            heard_s = self._session.heard_s if self._session else 0.0
-            self._breaker.missed(sent_ns, now_ns(), heard_ns=int(heard_s * 1e9))
-            self._doubt.set()
+            self._missed(sent_ns, within_s)
             raise DeadlineExceeded(f"{self.name!r} did not answer within {within_s} s")
-        self._breaker.answered()
+        self._answered()
 
     async def _ready(self) -> Session:
         if self._breaker.health is Health.HEALTHY:  # and then, to begin with, not connected yet
@@ -289,6 +293,60 @@ class Peer:
             raise PeerUnreachable(f"{self.name!r}: {self.trouble or 'it was silent lately'}")
         await session.room()
         return session
+
+    # -- how it is
+
+    def _answered(self) -> None:
+        self._missed_s = None
+        self._breaker.answered()
+        self._tell()
+
+    def _heard(self) -> None:
+        self._missed_s = None
+        self._breaker.heard(now_ns())
+        self._better.unpark_all()
+        self._tell("it has missed several deadlines")
+
+    def _broke(self, why: str) -> None:
+        self._breaker.broke(now_ns())
+        self._tell(why)
+
+    def _missed(self, sent_ns: int, within_s: float) -> None:
+        """A request was not answered in time. Who was heard of meanwhile may be alive: that is
+        seen to at once.
+        """
+        self._counters.missed += 1
+        now_s, heard_s = trio.current_time(), self._session.heard_s if self._session else 0.0
+        if self._missed_s is None:
+            self._missed_s = now_s
+        self._breaker.missed(sent_ns, now_ns(), heard_ns=int(heard_s * 1e9))
+        self._tell(f"it did not answer within {within_s:.3f} s")
+        self._doubted_s = now_s
+        self._doubt.set()
+        self._patience.deadline = min(self._patience.deadline, now_s + self._doubt_s)
+
+    @property
+    def _doubt_s(self) -> float:
+        """For how long a peer that missed a deadline may take to give a sign of life."""
+        usual_s = 2 * (self.round_trip_s or 0.0)
+        return min(max(self._timing.doubt_s, usual_s), self._timing.beat_deadline_s)
+
+    def _tell(self, why: str = "") -> None:
+        """Say in the log that it is asked no more, and that it is asked again."""
+        is_asked = self._breaker.health is Health.HEALTHY
+        if is_asked == self._told:
+            return
+        self._told = is_asked
+        if is_asked:
+            log.info("%s is asked from now on", self.name.decode())
+            return
+        late_ms = 0.0
+        if self._missed_s is not None:
+            late_ms = (trio.current_time() - self._missed_s) * 1000
+        log.info(
+            "%s is not asked, %.0f ms after its first missed deadline: %s",
+            self.name.decode(), late_ms, why,
+        )  # fmt: skip
 
     # -- its life
 
@@ -302,7 +360,7 @@ class Peer:
                 await self._live()
             except* PeerError as group:
                 self.trouble = reason_of(group)
-            self._breaker.broke(now_ns())
+            self._broke(self.trouble or "the connection is closed")
             self._tried.set()
             if trio.current_time() - began_s > self._timing.backoff_max_s:
                 pause_s = self._timing.backoff_min_s
@@ -322,9 +380,8 @@ class Peer:
             timing=self._timing,
         )
         self._counters.connected += 1
-        self._breaker.heard(now_ns())
         self._session, self.trouble = session, None
-        self._better.unpark_all()
+        self._heard()
         self._tried.set()
         try:
             async with trio.open_nursery() as nursery:
@@ -332,7 +389,7 @@ class Peer:
                 nursery.start_soon(self._beat, session)
         finally:
             self._session = None
-            self._breaker.broke(now_ns())
+            self._broke(self.trouble or "the connection broke")
             self._counters.broken += 1
             self._counters.traffic.add(session.lanes.counters)
             session.close()
@@ -341,19 +398,21 @@ class Peer:
         """Ask for a sign of life regularly, and at once where there is doubt."""
         while True:
             sent_s = trio.current_time()
-            with trio.move_on_after(self._timing.beat_deadline_s) as patience:
+            patience_s = self._doubt_s if self._doubt.is_set() else self._timing.beat_deadline_s
+            self._doubt = trio.Event()
+            with trio.move_on_after(patience_s) as self._patience:
                 await self._ask_stats(session)
-            if not patience.cancelled_caught or session.heard_s > sent_s:
-                self._breaker.heard(now_ns())
-                self._better.unpark_all()
-            else:
-                self._breaker.broke(now_ns())
+            is_silent = session.heard_s <= max(sent_s, self._doubted_s)
+            if self._patience.cancelled_caught and is_silent:
                 self.trouble = "its heartbeats stay away"
+                self._broke(self.trouble)
+            else:
+                self._heard()
             if trio.current_time() - session.heard_s > self._timing.silence_s:
                 raise PeerUnreachable("the peer is silent")
-            self._doubt = trio.Event()
-            with trio.move_on_after(self._timing.beat_s):
-                await self._doubt.wait()
+            if self._breaker.health is not Health.BROKEN:  # else the next sign of life mends it
+                with trio.move_on_after(self._timing.beat_s):
+                    await self._doubt.wait()
 
     async def _ask_stats(self, session: Session) -> Stats:
         sent_s = trio.current_time()

@@ -96,9 +96,11 @@ class Answering:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._outbox.run)
-                await self._receive(nursery)
+                try:
+                    await self._receive(nursery)
+                finally:
+                    self._nursery = None  # before it is closed to lanes that come now
         finally:
-            self._nursery = None
             self.lanes.forget_all()
 
     async def run_lane(self, link: Link, connection: Connection) -> None:

@@ -10,6 +10,7 @@ class Timing:
     dial_s: float = 2.0  # to connect, with TLS and hello, one connection
     beat_s: float = 0.5  # between heartbeats
     beat_deadline_s: float = 0.5  # an answer takes no longer, or the peer is not asked meanwhile
+    doubt_s: float = 0.08  # the same for one that has just missed the deadline of a request
     silence_s: float = 3.0  # without a byte, and the connections are made anew
     stall_s: float = 10.0  # a data connection that takes nothing for so long is over
     backoff_min_s: float = 0.1  # between attempts to connect; doubles, with jitter

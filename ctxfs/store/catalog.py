@@ -98,6 +98,7 @@ class Catalog:
         # Blocks of which there is no copy here, or none that is to be kept: version and holders.
         self.elsewhere: dict[int, tuple[str, ...]] = {}
         self.last_copy_left: Callable[[Block], None] = lambda block: None  # of those
+        self.memory_outlived = False  # the daemon before us, so that all its changes are known
         self.block_count = 0
         self.writing_count = 0
         self.next_generation = FIRST_GENERATION
@@ -304,7 +305,9 @@ class Catalog:
         if shadow is None or self.cold is None:
             return
         self.cold.leaves_name(shadow.generation, shadow.key)
-        shadow = replace(shadow, key=self.names.key_of(block), stamp=self.new_stamp())
+        # With the version that it has from now on: its own is older than what the name led to.
+        key, stamp = self.names.key_of(block), self.new_stamp()
+        shadow = replace(shadow, key=key, stamp=stamp, origin=block.origin)
         self.shadows[block.generation] = self._shadow_metas[shadow.generation] = shadow
         self.cold.note(Put(shadow))
 

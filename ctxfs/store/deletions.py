@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import trio
 
-from ctxfs.core.block import Block
+from ctxfs.core.block import Block, State
 from ctxfs.core.key import is_lock, is_temporary
 from ctxfs.core.tombstones import Listing, Tombstone, Tombstones, Vector
 from ctxfs.core.versions import SLOT_BITS, VersionAhead, slot_of
+from ctxfs.errors import CtxfsError
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.elsewhere import PREFIXES
 from ctxfs.store.keys import block_at, directory_at
@@ -104,18 +106,29 @@ class Deletions:
             self._wanted = trio.Event()
             while self._new:
                 batch, self._new = self._new[:TOLD_AT_ONCE], self._new[TOLD_AT_ONCE:]
+                await self._sync_successors()
                 await self._keep(batch)  # before anybody is told: docs/cluster.md
                 await self._tell(batch)
             self.table.expire(self._catalog.clock().wall_ns)
+
+    async def _sync_successors(self) -> None:
+        """A block that was synced before it had its name is older on the medium than the tombstone
+        of what it replaced, until its new version is there, too."""
+        cold = self._catalog.cold
+        if cold is not None and self._catalog.shadows:
+            with suppress(CtxfsError):
+                await cold.sync()
 
     # -- elsewhere
 
     async def hear(self, tombstones: Iterable[Tombstone]) -> None:
         """Others deleted these keys. Returns when a restart would not forget that."""
         new = [each for each in tombstones if self._see(each.version) and self.table.hear(each)]
+        # At once: where who told us gives up meanwhile, this is cancelled, and heard again, these
+        # are not new any more.
+        self._drop(new)
         if new:
             await self._keep(new)
-        self._drop(new)
 
     def learn(self, member: str, listing: Listing) -> None:
         """A member answered to what is known here."""
@@ -138,8 +151,21 @@ class Deletions:
         return True
 
     def settle(self) -> None:
-        """At the start: copies that what was written down beats may have come back with a crash."""
-        self._drop(list(self.table))
+        """At the start: copies that what was written down beats may have come back with a crash.
+
+        Not so where the memory outlived us: nothing that was deleted here is found again there, but
+        what was being replaced by a block that was not sealed yet. That one is lost; this is left.
+        """
+        dead = []
+        for tombstone in self.table:
+            block = self._block(tombstone.key)
+            is_own = slot_of(tombstone.version) == self.table.slot
+            if block is None or not is_own or not self._catalog.memory_outlived:
+                dead.append(tombstone)
+            elif block.version <= tombstone.version and block.state is State.SEALED:
+                block.origin = self._catalog.new_version()
+                self._catalog.record(block)
+        self._drop(dead)
 
     def page(self, known: Vector, cursor: int, count: int) -> tuple[list[Tombstone], int]:
         """What one who knows so much has not heard of, by version, from above `cursor` on; and the

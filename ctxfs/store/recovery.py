@@ -109,6 +109,7 @@ def recover(
     """
     journal = fold(catalog.hot.journal.load())
     highest_number, highest_stamp = journal.highest_number, journal.highest_stamp
+    catalog.memory_outlived = highest_stamp > 0
     directories = {d.inode: d for d in cold.directories} if cold is not None else {}
     if cold is not None:
         highest_number = max(highest_number, cold.highest_number)

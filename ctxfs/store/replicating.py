@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -76,6 +77,7 @@ class _Pending:
     due_s: float
     reached: set[str] = field(default_factory=set)
     tries: int = 0
+    is_repair: bool = False
     after_s: float = 0.0  # a home asked not to be asked again before
     done: trio.Event = field(default_factory=trio.Event)
 
@@ -92,7 +94,7 @@ class Replicator:
     """Pushes blocks to their homes. The queue holds numbers, bytes are held while they are sent.
 
     `me`: our name among the homes. A block of which nothing is known here is taken to be at all of
-    its homes: it came from elsewhere, or is complete, or was found at the start (repair looks).
+    its homes: it came from elsewhere, or is complete. Of those up to `unsure_to` nobody knows.
     """
 
     def __init__(
@@ -118,6 +120,11 @@ class Replicator:
         self._pending: OrderedDict[int, _Pending] = OrderedDict()  # by inode
         self._ahead: dict[int, _Ahead] = {}  # by generation
         self.changed = trio.Event()  # members came or went; another one each time
+        # Blocks up to this generation may lack homes though they are not pending: members came,
+        # or we did, and repair has not looked through them all since.
+        self.unsure_to = 0
+        self.left_to_repair: Callable[[], None] = lambda: None  # a block is, from now on
+        self.was_there: Callable[[int], None] = lambda length_bytes: None  # to repair: not sent
         # When each is due, and its inode. Rows of what changed its mind stay, and lead nowhere.
         self._due: list[tuple[float, int, int]] = []
         self._order = itertools.count()
@@ -137,10 +144,13 @@ class Replicator:
         grace_s = self._grace_s if is_temporary(block.name) else 0.0
         self.replicate(block, grace_s)
 
-    def replicate(self, block: Block, after_s: float = 0.0) -> None:
+    def replicate(self, block: Block, after_s: float = 0.0, *, is_repair: bool = False) -> None:
         """Send a block, wherever it came from, to those of its homes that lack it."""
         if block.published and not is_lock(block.name) and self._wanted(block):
             self._add(block.generation, block.version, after_s)
+            if is_repair:  # who had it may have lost it
+                pending = self._pending[block.generation]
+                pending.is_repair, pending.reached = True, set()
 
     def directory_made(self, directory: Directory) -> None:
         """Send the sign that a directory is there, to be found without a block in it."""
@@ -169,6 +179,7 @@ class Replicator:
             _, dropped = self._pending.popitem(last=False)
             dropped.done.set()
             self.counters.left_to_repair += 1
+            self.left_to_repair()
 
     def _schedule(self, number: int, pending: _Pending, due_s: float) -> None:
         pending.due_s = due_s
@@ -189,8 +200,11 @@ class Replicator:
         wanted = self._wanted(block)
         pending = self._pending.get(block.generation)
         if pending is None or pending.version != block.version:
-            return len(wanted), len(wanted)
+            return len(wanted), 0 if self._is_unsure(block) else len(wanted)
         return len(wanted), len(wanted & pending.reached)
+
+    def _is_unsure(self, block: Block) -> bool:
+        return block.generation <= self.unsure_to
 
     @property
     def waiting(self) -> int:
@@ -203,6 +217,8 @@ class Replicator:
         """
         if block.state is State.WRITING:
             return False
+        if block.generation not in self._pending and self._is_unsure(block):
+            self.replicate(block)
         reached = self._wanted(block)
         while (pending := self._pending.get(block.generation)) is not None:
             if not pending.tries and pending.due_s > trio.current_time():
@@ -400,6 +416,8 @@ class Replicator:
         elif answer.reason is Reason.HAVE:
             self.counters.had += 1
             pending.reached.add(name)
+            if pending.is_repair:
+                self.was_there(offer.size)
         elif answer.reason is Reason.GONE:
             self.counters.gone += 1
             pending.reached.add(name)  # it is not to be there

@@ -106,3 +106,13 @@ def test_who_waits_as_told_never_sends_more_than_the_rate(steps: list[tuple[int,
         now_ns += bucket.take(length, now_ns)
         sent += length
         assert sent <= 500 + now_ns * 1000 / SECOND_NS + 1
+
+
+def test_what_was_not_sent_is_given_back_and_never_makes_a_larger_burst() -> None:
+    bucket = TokenBucket(bytes_per_s=1000, burst_bytes=500, now_ns=0)
+    assert bucket.take(1500, 0) == SECOND_NS + 1
+    bucket.give_back(1500)
+    assert bucket.take(500, 0) == 0
+    bucket.give_back(9000)
+    assert bucket.take(500, 0) == 0
+    assert bucket.take(1, 0) > 0

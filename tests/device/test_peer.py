@@ -8,6 +8,7 @@ import trio
 
 from ctxfs.device.links import FileSpan
 from ctxfs.device.mapping import Mapping
+from ctxfs.device.peersession import Session
 from ctxfs.device.timing import Timing
 from ctxfs.errors import (
     BadValue,
@@ -286,3 +287,32 @@ async def test_who_says_nothing_is_hung_up_on() -> None:
         link.close()
         assert pair.server.counters.strangers == 1
         assert pair.server.peers == {b"one"}
+
+
+async def test_a_peer_that_was_heard_of_and_then_fell_silent_is_avoided_soon_after_a_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calm = Timing(beat_s=60, beat_deadline_s=60, silence_s=200, idle_s=200, doubt_s=0.01)
+    async with lab(timing=calm) as it:
+        it.door.put(b"k", b"content")
+        it.door.gate = trio.Event()
+
+        async def read() -> None:
+            with pytest.raises(DeadlineExceeded):
+                await it.peer.read(b"k", 1, memoryview(bytearray(7)), 0.2)
+
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await it.door.waiting.wait()
+                await it.peer.stats(PATIENCE_S)
+                heard_s = trio.current_time()
+                monkeypatch.setattr(Session, "beat", never)
+                monkeypatch.setattr(Session, "heard_s", heard_s)
+            while it.peer.health is Health.HEALTHY:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+
+
+async def never(session: Session) -> None:
+    """No heartbeat is answered."""
+    await trio.sleep_forever()

@@ -1,19 +1,24 @@
 """Peers that die, stop or cannot be reached: what it costs who asks, and how they come back."""
 
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
+import trio.testing
 
+from ctxfs.device.links import Link
 from ctxfs.device.peer import Peer
+from ctxfs.device.peeranswers import Answering
 from ctxfs.device.tcp import Address
 from ctxfs.device.timing import Timing
 from ctxfs.errors import DeadlineExceeded, PeerUnreachable
 from ctxfs.wire.breaker import Health
+from ctxfs.wire.connection import Connection, Side
 from tests.device.faraway import CONTENT, Faraway, Wire, faraway, why_no_namespaces, wire
-from tests.device.peering import INSECURE, ME, PATIENCE_S
+from tests.device.peering import INSECURE, ME, PATIENCE_S, SMALL, MemoryDoor
 
 QUICK = Timing(
     dial_s=0.5,
@@ -161,3 +166,42 @@ async def test_a_peer_that_was_never_there_is_asked_by_nobody() -> None:
             with pytest.raises(PeerUnreachable, match="REFUSED"):
                 await peer.lookup([b"k"], PATIENCE_S)
             nursery.cancel_scope.cancel()
+
+
+async def test_a_data_connection_that_comes_while_its_session_ends_is_told_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        theirs = socket.create_connection(server.getsockname())
+        link = Link(server.accept()[0])
+    answering = Answering(
+        link,
+        Connection(Side.LISTENER, 64),
+        ME,
+        MemoryDoor(),
+        unit=SMALL.stripe_bytes,
+        limits=SMALL,
+        timing=QUICK,
+    )
+    told: list[str] = []
+
+    async def come_late() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                try:
+                    await answering.run_lane(link, Connection(Side.LISTENER, 64))
+                except PeerUnreachable as error:
+                    told.append(str(error))
+
+    answering._outbox.run = come_late  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_ends, answering)
+        await trio.testing.wait_all_tasks_blocked()
+        theirs.close()
+    assert told == ["the session is over"]
+    link.close()
+
+
+async def _ends(answering: Answering) -> None:
+    with pytest.RaisesGroup(PeerUnreachable):
+        await answering.run()

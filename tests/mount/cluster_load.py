@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tests.mount.cluster_times import SlowRead
 from tests.mount.harness import noise
 
 POOL_BYTES: Final = 4 << 20
@@ -28,7 +29,13 @@ MAGIC: Final = b"ctxchaos"
 EVERYBODY: Final = "all"
 OWN_KEYS: Final = 8
 SHARED_KEYS: Final = 8
+SEAL_S: Final = 2.0  # after a close, at most
+SLOW_S: Final = 0.05  # what takes longer is told at the end
 PAUSE_S: Final = 0.01  # between two operations: it is the troubles that matter here
+# Misses and what directories say; and of a host that is down.
+COMMON_ERRORS: Final = {
+    errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTCONN, errno.EPERM, errno.ECONNABORTED,
+}  # fmt: skip
 _pool = noise(7, POOL_BYTES)
 
 
@@ -62,9 +69,20 @@ class Report:
 
     done: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    longest: tuple[float, str] = (0.0, "")
+    longest: tuple[float, str] = (0.0, "")  # but for fsync, which is as fast as the medium
     may_be: dict[str, set[int | None]] = field(default_factory=dict)
     history: dict[str, list[str]] = field(default_factory=dict)
+    # Keys that were written last without fsync: when, and what else they may have been before.
+    unsynced: dict[str, tuple[float, set[int | None]]] = field(default_factory=dict)
+    slow_reads: list[SlowRead] = field(default_factory=list)
+    odd: list[str] = field(default_factory=list)  # errors that few operations meet, and when
+
+    def died(self, host: str, when: float) -> None:
+        """A member died with its parent: what it had not sealed yet is lost, and what was there
+        before is back."""
+        for key, (written, before) in self.unsynced.items():
+            if key.split("-")[1][0] == host and abs(when - written) <= SEAL_S:
+                self.may_be[key] = self.may_be[key] | before
 
     def add(self, other: Report) -> None:
         self.done += other.done
@@ -72,6 +90,9 @@ class Report:
         self.longest = max(self.longest, other.longest)
         self.may_be |= other.may_be
         self.history |= other.history
+        self.unsynced |= other.unsynced
+        self.slow_reads += other.slow_reads
+        self.odd += other.odd
 
 
 class Client:
@@ -94,7 +115,8 @@ class Client:
     def go_on(self, stop: Callable[[], bool]) -> Report:
         """Do this and that until `stop`; raises AssertionError for what nobody may ever see."""
         operations = (
-            self.put_own, self.put_own, self.put_own_by_rename, self.unlink_own, self.rename_own,
+            self.put_own, self.put_own_synced, self.put_own_by_rename,
+            self.unlink_own, self.rename_own,
             self.read, self.read, self.read, self.read_mapped, self.read_mapped,
             self.put_shared, self.unlink_shared, self.rename_shared, self.list, self.directory,
         )  # fmt: skip
@@ -112,8 +134,16 @@ class Client:
             self._report.done[name] += 1
         except OSError as error:  # a host in trouble may say so; it may not lie
             self._report.refused[f"{name}: {error.strerror}"] += 1
+            if error.errno not in COMMON_ERRORS:
+                self._report.odd.append(f"{time.time():.3f} {self._name} {name}: {error}")
         self._tell("")
-        self._report.longest = max(self._report.longest, (time.monotonic() - began, name))
+        took = time.monotonic() - began
+        now = time.time()
+        if operation != self.put_own_synced:
+            told = f"{name} of {self._name} until {now:.3f}"
+            self._report.longest = max(self._report.longest, (took, told))
+        if took > SLOW_S and name in ("read", "read_mapped"):
+            self._report.slow_reads.append(SlowRead(self._name[0], now - took, now))
 
     def _own_key(self, number: int) -> str:
         return f"own-{self._name}-{number}"
@@ -138,6 +168,7 @@ class Client:
         try:
             what()
             may_be[key] = after
+            self._report.unsynced[key] = (time.time(), before)
             outcome = "done"
         except OSError as error:
             outcome = str(error.strerror)
@@ -150,6 +181,18 @@ class Client:
         key, serial = self._own(), self._next()
         data = content(self._name, serial, self._dice)
         self._becomes(key, {serial}, lambda: (self._mount / key).write_bytes(data))
+
+    def put_own_synced(self) -> None:
+        key, serial = self._own(), self._next()
+        data = content(self._name, serial, self._dice)
+
+        def put() -> None:
+            with open(self._mount / key, "wb", buffering=0) as file:
+                file.write(data)
+                os.fsync(file.fileno())
+
+        self._becomes(key, {serial}, put)
+        del self._report.unsynced[key]
 
     def put_own_by_rename(self) -> None:
         key, serial = self._own(), self._next()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import Authority
-from tests.mount.harness import MIB, Daemon, noise, wait_until
+from tests.mount.harness import MIB, Daemon, noise, read_or_none, wait_until
 
 NAMES = ("a", "b", "c")
 
@@ -171,6 +171,23 @@ def test_a_replica_outlives_the_host_that_wrote(cluster: Callable[..., Cluster])
     for key, content in contents.items():
         for name in ("b", "c"):
             assert (made[name].mount / key).read_bytes() == content
+
+
+@pytest.mark.channel("direct")
+def test_a_block_whose_only_holder_cannot_be_reached_is_a_miss(
+    cluster: Callable[..., Cluster],
+) -> None:
+    made = cluster(("a", "b"), replicas=1)
+    keys = [f"k{number}" for number in range(8)]
+    for key in keys:
+        made["a"].put(key, noise(1, 50_000))
+    for key in keys:
+        wait_until(partial(replicated, made["a"], key))
+        wait_until(partial(exists, made["b"], key))
+    made["a"].kill()
+    found = [read_or_none(made["b"].mount / key) for key in keys]
+    assert None in found
+    assert set(found) <= {None, noise(1, 50_000)}, "b is home to some"
 
 
 def test_a_host_that_was_away_does_not_bring_back_what_was_deleted(

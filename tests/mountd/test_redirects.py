@@ -68,6 +68,15 @@ async def test_the_open_that_was_waited_for_is_recognised_once(world: World) -> 
         assert redirects.take(caller(2), new) is None
 
 
+async def test_the_open_is_recognised_however_long_the_second_lookup_took(world: World) -> None:
+    async with world.store() as store:
+        redirects = Redirects(store)
+        new = await redirected(store, redirects, "k")
+        world.clock.pass_s(3)
+        redirects.looked_up(THREAD, (store.catalog.names.root, b"k"), new)
+        assert redirects.take(caller(2), new) is not None
+
+
 async def test_the_open_is_recognised_though_the_old_block_has_another_name_by_now(
     world: World,
 ) -> None:

@@ -1,6 +1,7 @@
 """Blocks that other hosts send, and what they are told of those that are here."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -10,7 +11,7 @@ import trio.testing
 from ctxfs.codec.digest import EMPTY, digest
 from ctxfs.core.block import Directory, State
 from ctxfs.core.meta import PIN_FOREVER
-from ctxfs.core.tombstones import Tombstone
+from ctxfs.core.tombstones import Tombstone, Tombstones
 from ctxfs.core.versions import VersionAhead
 from ctxfs.errors import (
     BlockGone,
@@ -234,6 +235,67 @@ async def test_a_block_is_on_the_medium_where_that_is_asked_for(world: World) ->
     async with clustered(world) as host:
         assert await get(host.store, "k") == CONTENT
         assert host.block(b"k").version == offer.version
+
+
+async def test_what_was_being_replaced_when_the_daemon_died_is_there_as_a_new_version(
+    world: World,
+) -> None:
+    async with clustered(world) as host:
+        store, root = host.store, host.store.catalog.names.root
+        for name in ("k", "gone"):
+            await put(store, name, b"old")
+        store.unlink(root, b"gone", OWNER)
+        handle = await store.create(root, b"new", NewOwner(0, 0, 0o644), OWNER, os.O_WRONLY)
+        await store.content.write(handle, 0, b"new")
+        store.rename(handle.block, root, b"k")
+        known = host.deletions.table.snapshot()
+    async with clustered(world) as host:
+        table = host.deletions.table = Tombstones.restored(1, known, ())
+        assert host.store.catalog.versions is not None
+        host.store.catalog.versions.highest = table.highest
+        assert table.beats(b"k", host.block(b"k").version)
+        host.deletions.settle()
+        assert await get(host.store, "k") == b"old"
+        assert not table.beats(b"k", host.block(b"k").version)
+        with pytest.raises(BlockNotFound):
+            host.block(b"gone")
+
+
+async def test_what_was_synced_and_took_a_name_before_the_daemon_died_is_there(
+    world: World,
+) -> None:
+    async with clustered(world) as host:
+        store, root = host.store, host.store.catalog.names.root
+        await put(store, "k", b"old")
+        flags = os.O_WRONLY | os.O_TRUNC
+        handle = await store.create(root, b"k", NewOwner(0, 0, 0o644), OWNER, flags)
+        await store.content.write(handle, 0, b"new")
+        await store.sealing.sync(handle.block)
+        assert store.publish_on_close(handle)
+        known = host.deletions.table.snapshot()
+    async with clustered(world) as host:
+        table = host.deletions.table = Tombstones.restored(1, known, ())
+        assert host.store.catalog.versions is not None
+        host.store.catalog.versions.highest = table.highest
+        host.deletions.settle()
+        assert await get(host.store, "k") == b"new"
+        assert not table.beats(b"k", host.block(b"k").version)
+
+
+async def test_a_deletion_is_heard_though_who_told_of_it_gives_up(world: World) -> None:
+    async def take_long(tombstones: Sequence[Tombstone]) -> None:
+        await trio.sleep_forever()
+
+    async with clustered(world) as host, trio.open_nursery() as nursery:
+        offer = offer_of(b"k", CONTENT, host.version())
+        await arrive(host, offer, CONTENT)
+        host.deletions._keep = take_long
+        tombstone = Tombstone(b"k", host.version(1), world.clock.wall_ns + SECOND_NS)
+        nursery.start_soon(host.deletions.hear, [tombstone])
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        with pytest.raises(BlockNotFound):
+            host.block(b"k")
 
 
 async def test_a_deletion_elsewhere_drops_what_it_beats_and_nothing_newer(world: World) -> None:
