@@ -448,6 +448,8 @@ class Operations:
     def has_promised(self, *places: tuple[int, bytes]) -> bool:
         """Whether one who renames these is to wait for other hosts: `keep_promise` afterwards."""
         sealing = self._store.sealing
+        if not sealing.has_promises:
+            return False
         return any(sealing.has_promised(block) for block in self._blocks_at(places))
 
     async def keep_promise(self, *places: tuple[int, bytes]) -> None:

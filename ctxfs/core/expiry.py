@@ -34,12 +34,16 @@ class ExpiryQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def set(self, generation: int, deadline_ns: int) -> None:
-        """Remember a deadline. NEVER needs no entry: the old one no longer matches."""
-        if deadline_ns != NEVER and deadline_ns <= self._horizon_ns:
-            heapq.heappush(self._heap, deadline_ns << _SHIFT | generation)
-            if len(self._heap) > self._limit:
-                self._cut()
+    def set(self, generation: int, deadline_ns: int) -> bool:
+        """Remember a deadline; whether it is the earliest now. NEVER needs no entry: the old one
+        no longer matches."""
+        if deadline_ns == NEVER or deadline_ns > self._horizon_ns:
+            return False
+        entry = deadline_ns << _SHIFT | generation
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > self._limit:
+            self._cut()
+        return self._heap[0] == entry
 
     def look_again(self) -> None:
         """Deadlines are others than was said, of any number of generations."""

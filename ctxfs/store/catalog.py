@@ -409,8 +409,8 @@ class Catalog:
     def set_expiry(self, block: Block, deadline_boot_ns: int) -> None:
         """Give a block its deadline."""
         block.expires_ns = deadline_boot_ns
-        self.expiry.set(block.generation, deadline_boot_ns)
-        self.expiry_changed()
+        if self.expiry.set(block.generation, deadline_boot_ns):
+            self.expiry_changed()
 
     def deadline_of(self, generation: int) -> int:
         """Return the current deadline of a generation, NEVER if it is gone."""

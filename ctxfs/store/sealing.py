@@ -223,6 +223,11 @@ class Sealing:
             self._promised.popitem(last=False)
         await self.keep_promise(block)
 
+    @property
+    def has_promises(self) -> bool:
+        """Whether `has_promised` may be true of any block."""
+        return bool(self._promised)
+
     def has_promised(self, block: Block) -> bool:
         """Whether a close or a rename is to wait: `keep_promise`."""
         return block.generation in self._promised

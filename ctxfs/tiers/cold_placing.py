@@ -15,7 +15,7 @@ from ctxfs.tiers.cold_parts import pack_part
 from ctxfs.tiers.cold_requests import DataRequest, NoteRequest, Request, take_frames
 from ctxfs.tiers.cold_space import Segment, Space
 
-BATCH_BYTES: Final = 16 << 20
+BATCH_BYTES: Final = 4 << 20
 ARENA_BYTES: Final = 2 << 20  # headers of one batch
 
 
