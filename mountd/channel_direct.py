@@ -46,6 +46,7 @@ from mountd.fuseproto.requests import (
     Release,
     UnknownOpcode,
     is_release_without,
+    looked_up,
     open_without,
     parse_body,
     parse_header,
@@ -274,14 +275,21 @@ class DirectChannel:
             if is_release_without(WRITES, buffer, length) and len(self._put_off) < PUT_OFF_MAX:
                 self._put_off.append(buffer[:length])
                 continue
-            gist = open_without(WRITES, buffer, length)
-            answer = self._translator.open_to_read(*gist) if gist is not None else None
+            answer = self._answer_at_once(buffer, length)
             if answer is None:
                 await self._answer_one(reader, length)
                 continue
             self._device.answer(answer)
             self._alertness.requests += 1
             self._operations.note_opens()
+
+    def _answer_at_once(self, buffer: bytearray, length: int) -> bytes | None:
+        """Return the answer to the two requests that are most often waited for."""
+        if (open := open_without(WRITES, buffer, length)) is not None:
+            return self._translator.open_to_read(*open)
+        if (lookup := looked_up(buffer, length)) is not None:
+            return self._translator.look_in_vain(*lookup)
+        return None
 
     def _is_over(self) -> bool:
         """Whether the next request is not to be waited for here, or did not come in time."""

@@ -250,6 +250,15 @@ class Translator:
         entry = self._entry(header.node, body.name, attr._replace(attr_s=CREATED_ATTR_S))
         return entry + self._opened(attr.inode, number, body.flags, direct=False)
 
+    def look_in_vain(self, unique: int, node: int, thread: int, name: bytes) -> bytes | None:
+        """Return the whole answer to a LOOKUP that finds nothing; None: `lookup` is to be asked."""
+        seconds = self._ops.nodes.lifetimes.names
+        if not seconds or not self._ops.is_nothing(node, name, thread):
+            return None
+        self._beliefs.tell_name((node, name), seconds)
+        answer = replies.missing(seconds)
+        return replies.header(unique, len(answer)) + answer
+
     def open_to_read(self, unique: int, node: int, thread: int) -> bytes | None:
         """Return the whole answer to an OPEN for reading; None: `open` is to be asked."""
         if unique & RESENT or not self._backings.enabled:

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterable
 
 from ctxfs.core.block import Block, Directory, Node, State
+from ctxfs.core.key import NAME_BYTES_MAX
 from ctxfs.core.namespace import ROOT_INODE
 from ctxfs.errors import (
     BadValue,
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 
 TIME_NS_MAX = 2**63 - 1  # what is written down: from the year 1677 to 2262
 TROUBLE = (DeadlineExceeded, DeviceError, PeerError, TierFull, TierTrouble)
+_NO_BLOCKS = {DIRECTORY_NAME, b"", b".", b".."}
 
 
 class CrossDirectory(CtxfsError):
@@ -140,6 +142,23 @@ class Operations:
             return Missing(self.nodes.name_s(directory, name, None))
         node.lookups += 1
         return self.nodes.attr(node)
+
+    def is_nothing(self, parent: int, name: bytes, thread: int) -> bool:
+        """Whether a name surely leads nowhere, for anybody, and that is all there is to say of it:
+        half of `find` is about what may be there. Counts a miss."""
+        directory = self._names.by_inode.get(parent)
+        if (
+            not isinstance(directory, Directory)
+            or self._names.find(directory, name) is not None
+            or self._store.is_private(directory, name)
+            or self._store.elsewhere is not None
+            or thread in self._redirects
+            or len(name) > NAME_BYTES_MAX
+            or name in _NO_BLOCKS
+        ):
+            return False
+        self._catalog.counters.misses += 1
+        return True
 
     def is_private(self, inode: int) -> bool:
         """Whether a block is found by name by its writer alone."""

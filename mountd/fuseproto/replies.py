@@ -1,5 +1,6 @@
 """What the kernel is answered. Each function returns the bytes after the header, or with it."""
 
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
@@ -107,6 +108,7 @@ def entry(attr: Attributes) -> bytes:
     return ENTRY.pack(attr.inode, 0, entry_s, attr_s, entry_ns, attr_ns, *_attr(attr))
 
 
+@lru_cache(16)
 def missing(seconds: float) -> bytes:
     """Return what LOOKUP is answered where nothing is, and for how long that may be believed."""
     whole, rest = lifetime(seconds)

@@ -337,6 +337,8 @@ _RELEASE_START = [_RELEASE_BYTES, int(Opcode.RELEASE)]
 _OPEN_GIST = Struct("=IIQQ8xIH2xI4x")
 _OPEN_BYTES = HEADER_BYTES + _OPEN.fixed_bytes
 _OPEN_OPCODE = int(Opcode.OPEN)
+_LOOKUP_GIST = Struct("=IIQQ8xIH2x")  # length, opcode, unique, node, thread, extensions
+_LOOKUP_OPCODE = int(Opcode.LOOKUP)
 _FSYNC = Layout(Fsync, Struct("=QI4x"))
 _COPY = Layout(CopyFileRange, Struct("=7Q"))
 _INIT = Struct("=IIII")
@@ -420,6 +422,20 @@ def open_without(flags: int, buffer: bytes | bytearray, length: int) -> tuple[in
     if opcode != _OPEN_OPCODE or said != length or extensions or asked & flags:
         return None
     return unique, node, thread
+
+
+def looked_up(buffer: bytes | bytearray, length: int) -> tuple[int, int, int, bytes] | None:
+    """Return unique, node, thread and name of a LOOKUP; None for all else.
+
+    Programs look for many names that lead nowhere.
+    """
+    if length <= HEADER_BYTES:
+        return None
+    said, opcode, unique, node, thread, extensions = _LOOKUP_GIST.unpack_from(buffer)
+    if opcode != _LOOKUP_OPCODE or said != length or extensions:
+        return None
+    name, end, rest = bytes(buffer[HEADER_BYTES:length]).partition(b"\0")
+    return None if rest or not end else (unique, node, thread, name)
 
 
 def parse_body(header: Header, buffer: bytes | bytearray) -> Body:

@@ -98,3 +98,13 @@ def test_stepping_the_wall_clock_does_not_move_a_deadline_in_memory() -> None:
     assert after_reboot.to_boot(written) == 10 + 30
     assert before.to_wall(NEVER) == NEVER
     assert after_reboot.to_boot(NEVER) == NEVER
+
+
+def test_a_deadline_is_told_to_be_the_earliest_only_if_it_is() -> None:
+    current: dict[int, int] = {}
+    queue = queue_of(current)
+    told = []
+    for generation, deadline in ((1, 50), (2, 70), (3, 40), (4, NEVER)):
+        current[generation] = deadline
+        told.append(queue.set(generation, deadline))
+    assert told == [True, False, True, False]

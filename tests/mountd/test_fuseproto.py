@@ -206,3 +206,24 @@ def test_open_for_reading_is_told_from_all_else(opcode: Opcode, flags: int, is_t
     extended = bytearray(message)
     extended[36] = 1  # extensions
     assert requests.open_without(os.O_WRONLY, extended, len(message)) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"block\0", (2, 3, 4711, b"block")),
+        (b"block", None),
+        (b"block\0\0", None),
+        (b"bl\0ck\0", None),
+        (b"\0", (2, 3, 4711, b"")),
+    ],
+)
+def test_lookup_is_told_with_the_one_name_that_it_has(
+    content: bytes, told: tuple[int, int, int, bytes] | None
+) -> None:
+    message = pack("=IIQQIIIHH", 40 + len(content), 1, 2, 3, 1000, 100, 4711, 0, 0) + content
+    assert requests.looked_up(message, len(message)) == told
+    assert requests.looked_up(message, len(message) - 1) is None
+    other = bytearray(message)
+    other[4] = int(Opcode.UNLINK)
+    assert requests.looked_up(other, len(message)) is None
