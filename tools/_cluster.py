@@ -81,7 +81,7 @@ def member_checks(member: dict[str, Any], protocol: str | None) -> Iterator[Chec
     name, peer = f"member {escape(member['name'])}", member["peer"] or {}
     if member["state"] != "live":
         away = short_duration(member["away_s"])
-        remedy = "start it; after absent_wait, what it held is copied from others"
+        remedy = "start it; meanwhile what it held is copied from others"
         yield Check(name, WARN, f"{member['state']} for {away}", remedy)
     elif peer.get("health") != "healthy":
         why = escape(peer.get("trouble") or "it does not answer in time")
