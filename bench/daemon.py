@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 READY_SECONDS_MAX = 60.0
-STOP_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 180.0  # it saves what is in memory, as long as limits.drain lets it
 READY_MARK = " is mounted "
 LOG_LINES_SHOWN = 20
 
