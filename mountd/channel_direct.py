@@ -293,7 +293,8 @@ class DirectChannel:
 
     def _is_over(self) -> bool:
         """Whether the next request is not to be waited for here, or did not come in time."""
-        if self._waiting:  # what these wait for may come first
+        # What others wait for may come first; who follows events waits for nothing in particular.
+        if any(each.waiter is not None for each in self._waiting.values()):
             return True
         if _others_can_go_on():
             return not self._device.wait_briefly(PAUSE_NS)
