@@ -336,8 +336,9 @@ class Catalog:
         """End a generation: no name, no copies. Bytes that are open last until they are closed."""
         if not block.is_gone:
             self._end(block)
-            self._remove_copies(block)
+            # First what it replaced: that must not be found again where this one is gone.
             self.release_replaced(block.generation)
+            self._remove_copies(block)
 
     def _end(self, block: Block) -> None:
         """From here on no program finds it."""
@@ -493,9 +494,11 @@ class Catalog:
             self.drop(old)
             return
         if old.state is not State.SEALED:
-            before = self._replaced.pop(old.generation, None)
-            if before is not None:  # what that replaced is as good as lost, too, if it goes now
-                self._replaced[by.generation] = before
+            if old.generation not in self.shadows:
+                # What it replaced is what a crash is to leave, as long as none of this is synced.
+                before = self._replaced.pop(old.generation, None)
+                if before is not None:
+                    self._replaced[by.generation] = before
             self.drop(old)
             return
         self._end(old)

@@ -319,3 +319,21 @@ async def test_the_new_name_is_on_the_medium_before_what_had_it_goes(lasting: Wo
     lasting.still_open = None
     async with lasting.store() as store:
         assert await get(store, "k") == b"new"
+
+
+async def test_what_a_synced_block_replaced_is_not_there_again_when_that_one_is_replaced(
+    lasting: World,
+) -> None:
+    async with lasting.store() as store:
+        await store.sealing.sync(await put(store, "k", b"first"))
+        second = await begin(store, "k", b"second")
+        await store.sealing.sync(second.block)
+        store.publish_on_close(second)
+        store.publish_on_close(await begin(store, "k", b"third"))
+        assert store.catalog.cold is not None
+        await store.catalog.cold.sync()
+    lasting.still_open = None
+    lasting.reboot()
+    async with lasting.store() as store:
+        root = store.catalog.names.root
+        assert b"k" not in root.entries or await get(store, "k") != b"first"
