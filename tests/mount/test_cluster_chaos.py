@@ -6,6 +6,7 @@ CTXFS_CHAOS_MEMBERS says how many there are.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ def test_in_troubles_no_byte_is_wrong_nobody_hangs_and_nothing_deleted_comes_bac
     channel: str, tmp_path: Path
 ) -> None:
     skip_without_namespaces()
+    faulthandler.cancel_dump_traceback_later()  # ends what takes long; the mark above does, too
     with Chaos(tmp_path, MEMBERS, channel, SEED) as chaos:
         with Clients(chaos, each=2) as clients:
             for _ in chaos.trouble(SECONDS):
