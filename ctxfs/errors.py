@@ -224,9 +224,13 @@ class BadTag(CopyCorrupt):
 class UnknownKey(DeviceError):
     """A copy is encrypted with a key that we were not given. It is good once the key is back."""
 
+    code = errno.ENOKEY
+
 
 class NewerStream(DeviceError):
     """A copy was encoded by a later version, which can still read it."""
+
+    code = errno.EPROTONOSUPPORT
 
 
 class ForeignSignature(ConfigError):

@@ -14,6 +14,7 @@ from ctxfs.device.blockfile import OpenedDevice, open_engine
 from ctxfs.errors import DeviceBusy
 from ctxfs.settings import ColdConfig
 from ctxfs.tiers.cold import ColdDevice
+from ctxfs.tiers.cold_volume import START_BYTES, recognise
 from mountd import drained
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,22 @@ class _Running:
     opened: OpenedDevice
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     ended: trio.Event = field(default_factory=trio.Event)
+
+
+def _look_before_it_grows(path: Path) -> None:
+    """Raises ConfigError or ForeignSignature for a file that is not to be grown to a size.
+
+    Once it has grown, nobody sees that it was cut short, and what was somebody else's has changed.
+    """
+    try:
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            start = file.read(START_BYTES)
+            length = os.fstat(file.fileno()).st_size
+    except OSError:
+        return  # opening it says what is wrong in better words
+    recognise(str(path), start.ljust(START_BYTES, b"\0"), length)
 
 
 class Devices:
@@ -46,10 +63,15 @@ class Devices:
         return {path: why for path, why in reasons.items() if why is not None}
 
     async def open(self, config: ColdConfig) -> ColdDevice:
-        """Open one and run its engine. Raises ConfigError, DeviceBusy where it is open already."""
+        """Open one and run its engine.
+
+        Raises ConfigError, ForeignSignature, DeviceBusy where it is open already.
+        """
         path = str(config.path)
         if path in self._running:
             raise DeviceBusy(f"{path} is a device of this cold tier already")
+        if not config.format:
+            await trio.to_thread.run_sync(_look_before_it_grows, config.path)
         opened = await open_engine(config.path, config.size_bytes, engine=config.engine)
         running = self._running[path] = _Running(opened)
         await self._services.start(self._run, running)

@@ -49,6 +49,14 @@ ANSWERS = {
     errno.EDQUOT: Answer(NO_ROOM, "over the owner's quota", "remove some of the owner's blocks"),
     errno.ETIMEDOUT: Answer(TIER_TROUBLE, "a tier did not answer in time", "see `ctx doctor`"),
     errno.EIO: Answer(TIER_TROUBLE, "the medium failed or a copy was bad", "see `ctx events`"),
+    errno.ENOKEY: Answer(
+        TIER_TROUBLE,
+        "it is encrypted with a key that the daemon does not have",
+        "give it that key again: codec.key_file in ctxfs.toml(5); the log names it",
+    ),
+    errno.EPROTONOSUPPORT: Answer(
+        TIER_TROUBLE, "a later ctxfs stored it, in a way that this one cannot read", "upgrade ctxfs"
+    ),
     errno.EACCES: Answer(FAILED, "permission denied", "its owner or root may"),
     errno.EPERM: Answer(
         FAILED, "not permitted", "its owner or root may; sealed bytes never change"

@@ -1,6 +1,7 @@
 """How answers look: escaped names, tables, JSON, progress. Nothing here knows what a block is."""
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -156,6 +157,37 @@ class Table:
             console().print(self.renderable())
         else:
             sys.stdout.writelines(line + "\n" for line in self.lines())
+
+
+class OutputFailed(Exception):
+    """Standard output takes no more. No OSError, so that nobody blames what is being read."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Output(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OutputFailed(error) from error
+
+
+def guard_output() -> None:
+    """Have the process's own standard output raise OutputFailed, and write what it can."""
+    own = sys.__stdout__
+    if own is None or own is not sys.stdout:
+        return  # closed, or somebody catches what is written
+    raw = _Output(own.fileno(), "wb", closefd=False)
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=own.encoding,
+        # Whatever the terminal cannot write is shown by its number and ends nothing.
+        errors="backslashreplace",
+        line_buffering=own.isatty(),
+    )
 
 
 def console(*, stderr: bool = False) -> Any:

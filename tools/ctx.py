@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ from . import (
     verify,
 )
 from ._cli import Command
-from ._common import INTERRUPTED, OK, PIPE_CLOSED, USAGE, ToolError
+from ._common import FAILED, INTERRUPTED, OK, PIPE_CLOSED, USAGE, ToolError
+from ._output import OutputFailed, guard_output
 
 # In the order in which `ctx --help` tells them: look, steer, care, run.
 COMMANDS = (
@@ -72,10 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         command_line.print_help(sys.stderr)
         return USAGE
-    for stream in (sys.stdout, sys.stderr):
-        # Whatever the terminal cannot write is shown by its number and ends nothing.
-        with contextlib.suppress(AttributeError):
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    guard_output()
+    with contextlib.suppress(AttributeError):
+        sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     return _run(args)
 
 
@@ -88,10 +89,13 @@ def _run(args: argparse.Namespace) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader has what it wanted. Python flushes again at exit: let that go nowhere.
+    except OutputFailed as failed:
+        # Python flushes again at exit: let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+        if failed.error.errno == errno.EPIPE:
+            return PIPE_CLOSED  # the reader has what it wanted
+        print(f"ctx: standard output: {failed.error.strerror}", file=sys.stderr)
+        return FAILED
     return code or OK
 
 

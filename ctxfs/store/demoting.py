@@ -135,8 +135,13 @@ class Demoter:
         had synced of it.
         """
         async with self.sharer.one_at_a_time(meta):
-            if not may_share or not await self._share(meta, view, own):
-                await self._put_content(meta, span, view)
+            if may_share:
+                if not await self._share(meta, view, own):
+                    await self._put_content(meta, span, view)
+            else:
+                # Once its block is sealed, that shares what others do, and this goes.
+                to_share = not self.sharer.has_twin(meta)
+                await self._put_content(meta, span, view, to_share=to_share)
 
     async def _share(self, meta: BlockMeta, view: memoryview, own: int) -> bool:
         async def put_alias(twin: Twin) -> None:
@@ -145,16 +150,20 @@ class Demoter:
 
         return await self.sharer.share(meta, view, put_alias, own)
 
-    async def _put_content(self, meta: BlockMeta, span: Span, view: memoryview) -> None:
+    async def _put_content(
+        self, meta: BlockMeta, span: Span, view: memoryview, *, to_share: bool = True
+    ) -> None:
         async with self.coding.encoded(view, meta.dtype, meta.generation) as made:
             if made is None:
-                await self._put_cold(meta, span, 0)
+                await self._put_cold(meta, span, 0, to_share=to_share)
             else:
-                await self._put_cold(meta, made.span, made.method)
+                await self._put_cold(meta, made.span, made.method, to_share=to_share)
 
-    async def _put_cold(self, meta: BlockMeta, span: Span, method: int) -> None:
+    async def _put_cold(
+        self, meta: BlockMeta, span: Span, method: int, *, to_share: bool = True
+    ) -> None:
         assert self._cold is not None
-        put = partial(self._cold.put, meta, span, method=method)
+        put = partial(self._cold.put, meta, span, method=method, to_share=to_share)
         await self._with_room(meta, span.length, put)
 
     async def _with_room(

@@ -7,6 +7,7 @@ daemon, what was being written, or was gone and open, comes back too (docs/direc
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 from collections.abc import Collection, Iterable
@@ -195,9 +196,9 @@ class _Believed:
         self.pop(meta.generation)
         self._newer[meta.generation] = meta
 
-    def settle(self) -> tuple[BlockColumns, int, list[int]]:
+    def settle(self) -> tuple[BlockColumns, int, list[BlockMeta]]:
         """Return the blocks; how many of them, the first ones, are the cold tier's, unchanged; and
-        the generations of those whose key another block has, rightly.
+        those whose key another block has, rightly, the oldest first.
         """
         columns = select(self._cold, self._is_kept)
         unchanged = len(columns)
@@ -208,7 +209,7 @@ class _Believed:
         is_kept = np.ones(len(columns), np.bool_)
         is_kept[losers] = False
         unchanged = int(is_kept[:unchanged].sum())
-        return select(columns, is_kept), unchanged, columns.generation[losers].tolist()
+        return select(columns, is_kept), unchanged, [columns.meta(row) for row in losers]
 
 
 def _overlay_directories(directories: dict[int, DirectoryMeta], journal: Journalled) -> None:
@@ -293,11 +294,6 @@ def _add_blocks(catalog: Catalog, believed: _Believed, files: dict[int, FoundFil
     """Make the blocks; returns how many were lost. Takes from `files` what is claimed."""
     columns, unchanged, losers = believed.settle()
     cold = catalog.cold
-    for generation in losers:
-        stamp = catalog.new_stamp()
-        catalog.hot.record(Drop(generation, stamp))
-        if cold is not None:
-            cold.drop(generation, stamp)
     is_cold = np.arange(len(columns)) < unchanged
     if cold is not None:
         is_cold[unchanged:] = [cold.holds(g) for g in columns.generation[unchanged:].tolist()]
@@ -306,7 +302,28 @@ def _add_blocks(catalog: Catalog, believed: _Believed, files: dict[int, FoundFil
         directory = _directory(catalog, split_key(path) if path else [], None)
         return catalog.names.number_for(directory)
 
-    return load(catalog, columns, is_cold, files, number_of)
+    lost = load(catalog, columns, is_cold, files, number_of)
+    for loser in losers:
+        _replaced(catalog, loser)
+    return lost
+
+
+def _replaced(catalog: Catalog, loser: BlockMeta) -> None:
+    """Drop a block whose name another has; but not before that one is on the medium, too.
+
+    It may be what fsync wrote of the other, and the daemon died before it had written more.
+    """
+    cold = catalog.cold
+    if cold is not None and cold.holds(loser.generation):
+        with contextlib.suppress(CtxfsError):
+            winner = catalog.names.resolve(loser.key)
+            if isinstance(winner, Block) and not catalog.is_cold(winner):
+                catalog.set_shadow(winner, loser)
+                return
+    stamp = catalog.new_stamp()
+    catalog.hot.record(Drop(loser.generation, stamp))
+    if cold is not None:
+        cold.drop(loser.generation, stamp)
 
 
 def _add_writing(

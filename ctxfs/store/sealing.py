@@ -58,6 +58,11 @@ class Sealing:
     def begin(self, nursery: trio.Nursery) -> None:
         """Seal in tasks of this nursery, from now on."""
         self._nursery = nursery
+        for generation in self._catalog.shadows:
+            # The daemon before us died between sealing it and writing it where fsync had.
+            block = self._catalog.names.by_inode.get(generation)
+            if isinstance(block, Block) and block.state is State.SEALED:
+                nursery.start_soon(self._place, block)
 
     @contextlib.contextmanager
     def freeze(self, block: Block) -> Iterator[None]:

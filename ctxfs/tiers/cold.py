@@ -188,16 +188,20 @@ class ColdTier:
 
     # -- blocks
 
-    async def put(self, meta: BlockMeta, data: Span, *, method: int = 0) -> None:
+    async def put(
+        self, meta: BlockMeta, data: Span, *, method: int = 0, to_share: bool = True
+    ) -> None:
         """Write a block; it is kept for sure after the next `sync`.
 
         `data` is `meta.size` rounded up to 4096, mapped, with zeros behind the end; with a
         `method` it is what a codec made of the block (ctxfs.codec), padded to a multiple of 4096,
-        and says itself how long it is. Cancelled
-        before the write began: nothing was put. Begun: it is finished first, and the memory is
-        free when this has returned. Failed: a crash before the next `sync` may leave it there, for
-        what failed may have arrived. Raises TierFull at once where there is no room, DeviceError,
-        and BadValue where key and attributes are longer than a record takes.
+        and says itself how long it is. Without `to_share` no `twin` finds it: one that does is
+        there already.
+
+        Cancelled before the write began: nothing was put. Begun: it is finished first, and the
+        memory is free when this has returned. Failed: a crash before the next `sync` may leave it
+        there, for what failed may have arrived. Raises TierFull at once where there is no room,
+        DeviceError, and BadValue where key and attributes are longer than a record takes.
         """
         if data.length != padded(data.length if method else meta.size):
             raise ValueError(f"{data.length} bytes of memory for a block of {meta.size}")
@@ -207,15 +211,18 @@ class ColdTier:
         if self.holds(generation):
             self.note(Put(meta))
             return
-        await self._put(meta, data, method)
+        await self._put(meta, data, method, to_share=to_share)
 
-    async def _put(self, meta: BlockMeta, data: Span, method: int) -> ColdLog:
+    async def _put(
+        self, meta: BlockMeta, data: Span, method: int, *, to_share: bool = True
+    ) -> ColdLog:
         """Write a block that nobody else is putting; what is said of it meanwhile comes after."""
         with self._being_put(meta) as landed:
             log = self._choose(meta)
             await log.bring(self._names.needed_before(meta))
             await log.put(meta, data, method=method)
-            self._contents.put(meta.digest, meta.size, meta.generation)
+            if to_share:
+                self._contents.put(meta.digest, meta.size, meta.generation)
             landed(log)
         return log
 

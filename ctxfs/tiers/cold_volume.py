@@ -10,9 +10,11 @@ import trio
 from ctxfs.device.engine import Engine
 from ctxfs.errors import ConfigError, ForeignSignature
 from ctxfs.ondisk import foreign, segment, superblock
-from ctxfs.ondisk.layout import ALIGN_BYTES, SEGMENTS_OFFSET, Geometry, choose_geometry
+from ctxfs.ondisk.layout import ALIGN_BYTES, SEGMENTS_OFFSET, Bytes, Geometry, choose_geometry
 from ctxfs.ondisk.superblock import SUPERBLOCK_OFFSETS, Superblock
 from ctxfs.tiers.cold_buffers import Scratch
+
+START_BYTES = SEGMENTS_OFFSET + ALIGN_BYTES  # what shows whose a device is
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +92,18 @@ async def open_volume(
     used (too small, damaged, of a later format), DeviceError. In all these cases nothing was
     written.
     """
-    length = SEGMENTS_OFFSET + ALIGN_BYTES
-    if device.engine.size_bytes < length:
+    if device.engine.size_bytes < START_BYTES:
         raise ConfigError(f"{device.path} is too small: {device.engine.size_bytes} bytes")
-    start = Scratch(length)
-    await device.engine.read(0, start.span(0, length))
-    found = None
+    start = Scratch(START_BYTES)
+    await device.engine.read(0, start.span(0, START_BYTES))
     try:
-        found = _recognise(device, start.view)
+        found = recognise(device.path, start.view, device.engine.size_bytes)
+        if found is not None:
+            _compare_size(device, found.geometry.size_bytes)
     except ConfigError:
         if not device.format:
             raise
+        found = None
     if found is not None:
         volume = Volume(device.engine, found)
         larger = found.geometry.grown(device.usable_bytes)
@@ -110,20 +113,20 @@ async def open_volume(
     return await _format(device, start, make_uuid().bytes)
 
 
-def _recognise(device: ColdDevice, start: memoryview) -> Superblock | None:
-    """None: it is blank."""
-    path = device.path
+def recognise(path: str, start: Bytes, size_bytes: int) -> Superblock | None:
+    """What the first `START_BYTES` of a device of this size show of a cold tier; None: blank.
+
+    Raises ForeignSignature where they are somebody else's, ConfigError where they are ours and
+    cannot be used.
+    """
     try:
         found = superblock.newest(start)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     if found is not None:
-        size = device.engine.size_bytes
-        if found.geometry.size_bytes > size:
-            raise ConfigError(
-                f"{path} has {size} bytes, but was made with {found.geometry.size_bytes}"
-            )
-        _compare_size(device, found.geometry.size_bytes)
+        made = found.geometry.size_bytes
+        if made > size_bytes:
+            raise ConfigError(f"{path} has {size_bytes} bytes, but was made with {made}")
         return found
     first_segment = bytes(start[SEGMENTS_OFFSET : SEGMENTS_OFFSET + len(segment.MAGIC)])
     if superblock.has_magic(start) or first_segment == segment.MAGIC:

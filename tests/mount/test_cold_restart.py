@@ -356,3 +356,26 @@ def test_power_cut_at_random_moments_shows_whole_blocks_only(daemon: Daemon) -> 
             assert path.read_bytes() == noise(life_number * 100 + number, 300_000 + number)
         for key, content in written.items():
             assert (daemon.mount / key).read_bytes() == content
+
+
+def test_block_whose_key_is_missing_is_said_to_lack_it_and_stays(
+    start: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.touch(mode=0o600)
+    keys.write_text("old " + "11" * 32 + "\n")
+    daemon = start(cold="64MiB", config=f'[codec]\nkey_file = "{keys}"\n')
+    content = noise(1, MIB)
+    put_cold(daemon, "k", content)
+    assert daemon.stop() == 0
+    keys.write_text("new " + "22" * 32 + "\n")
+    daemon.start()
+    assert read_or_none(daemon.mount / "k") is None
+    for attribute, value in (("verify", "1"), ("tier", "hot")):
+        with pytest.raises(OSError, match="Required key not available"):
+            daemon.set("k", attribute, value)
+    assert "encrypted with key old, which is not here" in daemon.log()
+    assert daemon.stop() == 0
+    keys.write_text("old " + "11" * 32 + "\n")
+    daemon.start()
+    assert (daemon.mount / "k").read_bytes() == content

@@ -47,3 +47,21 @@ def test_two_keys_share_a_content_over_kills_until_both_are_gone(daemon: Daemon)
     (daemon.mount / "two").unlink()
     assert live_bytes(daemon) - empty <= 4096
     assert free_before - free_bytes(daemon) <= MIB // 2
+
+
+def test_contents_that_are_synced_before_they_are_closed_are_shared_too(daemon: Daemon) -> None:
+    content = noise(2, MIB)
+    empty = live_bytes(daemon)
+    for number in range(4):
+        with (daemon.mount / f"k{number}").open("wb", buffering=0) as file:
+            file.write(content)
+            os.fsync(file.fileno())
+        daemon.set(f"k{number}", "tier", "cold")
+    assert live_bytes(daemon) - empty <= MIB + 16384
+    assert saved_bytes(daemon) == 3 * MIB
+    for number in range(3):
+        (daemon.mount / f"k{number}").unlink()
+    sync_names(daemon)
+    lose_memory(daemon)
+    daemon.start()
+    assert (daemon.mount / "k3").read_bytes() == content

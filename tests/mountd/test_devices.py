@@ -1,13 +1,15 @@
 """Devices that are remembered from life to life, and found under whatever name they have."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import trio
 
-from ctxfs.errors import DeviceBusy
+from ctxfs.errors import ConfigError, DeviceBusy, ForeignSignature
 from ctxfs.settings import ColdConfig
+from ctxfs.tiers.cold_volume import open_volume
 from mountd.devices import LIST_FILE, Devices
 
 SIZE = 16 << 20
@@ -74,5 +76,25 @@ async def test_device_is_known_by_its_links_and_open_once(
         devices.remember(gone=str(paths[0]))
         assert json.loads((tmp_path / LIST_FILE).read_text()) == []
         await devices.open(ColdConfig(path=paths[0], size_bytes=SIZE))
+        nursery.cancel_scope.cancel()
+    devices.close_all()
+
+
+async def test_file_that_is_cut_short_or_somebody_elses_is_refused_as_it_is(
+    tmp_path: Path, paths: list[Path]
+) -> None:
+    cut, foreign = paths
+    async with trio.open_nursery() as nursery:
+        devices = Devices(nursery, tmp_path)
+        await open_volume(await devices.open(ColdConfig(path=cut, size_bytes=SIZE)))
+        await devices.close(str(cut))
+        os.truncate(cut, SIZE - 4096)
+        foreign.write_bytes(b"hello")
+        with pytest.raises(ConfigError, match=f"has {SIZE - 4096} bytes, but was made with {SIZE}"):
+            await devices.open(ColdConfig(path=cut, size_bytes=SIZE))
+        with pytest.raises(ForeignSignature, match="data that is not ours"):
+            await devices.open(ColdConfig(path=foreign, size_bytes=SIZE))
+        assert cut.stat().st_size == SIZE - 4096
+        assert foreign.read_bytes() == b"hello"
         nursery.cancel_scope.cancel()
     devices.close_all()

@@ -140,6 +140,36 @@ async def test_the_sealed_block_replaces_what_fsync_had_kept(world: World) -> No
         assert await get(store, "k") == b"later" * 1000
 
 
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_what_was_synced_and_sealed_is_kept_over_a_crash_and_a_reboot(
+    world: World, is_written: bool
+) -> None:
+    async with world.store() as store:
+        root = store.catalog.names.root
+        handle = await store.create(root, b"k", NewOwner(0, 0, 0o600), OWNER, os.O_WRONLY)
+        await store.content.write(handle, 0, b"first" * 1000)
+        await store.sealing.sync(handle.block)
+        assert world.engine is not None
+        world.engine.fail_write = lambda offset: True  # it dies before it has written more
+        store.publish_on_close(handle)
+        store.release(handle)
+        await store.sealing.wait_sealed(handle.block)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        world.engine.fail_write = lambda offset: False
+        assert store.catalog.shadows
+    async with world.store() as store:
+        cold = store.catalog.cold
+        assert cold is not None
+        if is_written:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert store.catalog.shadows == {}
+        await cold.sync()
+    world.reboot()
+    async with world.store() as store:
+        assert keys(store) == {b"k"}
+        assert await get(store, "k") == b"first" * 1000
+
+
 async def test_a_writer_that_died_takes_its_shadow_along(world: World) -> None:
     async with world.store() as store:
         root = store.catalog.names.root

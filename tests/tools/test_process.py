@@ -52,15 +52,37 @@ def test_ctrl_c_ends_following_quietly_with_130(
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
-def test_closed_pipe_ends_quietly(mount: FakeMount, environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("command", ["ls", "dump"])
+def test_closed_pipe_ends_quietly(
+    mount: FakeMount, environment: dict[str, str], tmp_path: Path, command: str
+) -> None:
     mount.block("a")
+    device = tmp_path / "device"
+    device.write_bytes(bytes(2 << 20))
+    words = [command, str(device)] if command == "dump" else [command]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [*CTX, "ls"], env=environment, stdout=writing, stderr=subprocess.PIPE, timeout=LONGEST_S
+        [*CTX, *words], env=environment, stdout=writing, stderr=subprocess.PIPE, timeout=LONGEST_S
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("command", ["ls", "df", "dump"])
+def test_output_that_has_no_room_is_told_as_such_and_of_nothing_else(
+    mount: FakeMount, environment: dict[str, str], tmp_path: Path, command: str
+) -> None:
+    mount.block("a")
+    device = tmp_path / "device"
+    device.write_bytes(bytes(2 << 20))
+    words = [command, str(device)] if command == "dump" else [command]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*CTX, *words], env=environment, stdout=full, stderr=subprocess.PIPE, timeout=LONGEST_S
+        )
+    said = b"ctx: standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 def test_name_that_the_terminal_cannot_write_ends_nothing(
