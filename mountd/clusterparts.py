@@ -44,6 +44,7 @@ class Parts:
         catalog.block_amended = self.amending.amended
         catalog.directory_made = replicator.directory_made
         self.receiver.behind = self.amending.behind
+        self.receiver.beats = self.amending.beats
 
         def replicate(block: Block) -> None:
             if is_first_home(block):  # one of those who hear of it is enough

@@ -49,8 +49,8 @@ def source_check(name: str, source: dict[str, Any]) -> Check:
     return Check(
         name,
         WARN,
-        f"etcd does not answer{since}: {escape(source['why'] or 'not asked yet')}",
-        "the members last known go on; who comes or goes is not noticed until it is back",
+        f"no use of etcd{since}: {escape(source['why'] or 'not asked yet')}",
+        "mend that; until then the members last known go on, and who comes or goes is not noticed",
     )
 
 
@@ -79,15 +79,17 @@ def certificate_checks(told: dict[str, Any] | None, now_s: float) -> Iterator[Ch
 def member_checks(member: dict[str, Any], protocol: str | None) -> Iterator[Check]:
     """How another member fares, as seen from here."""
     name, peer = f"member {escape(member['name'])}", member["peer"] or {}
+    trouble = peer.get("trouble") or ""
     if member["state"] != "live":
-        away = short_duration(member["away_s"])
+        text = f"{member['state']} for {short_duration(member['away_s'])}"
+        text += f": {escape(trouble)}" if trouble else ""
         remedy = "start it; meanwhile what it held is copied from others"
-        yield Check(name, WARN, f"{member['state']} for {away}", remedy)
+        yield Check(name, WARN, text, _mending(trouble) or remedy)
     elif peer.get("health") != "healthy":
-        why = escape(peer.get("trouble") or "it does not answer in time")
+        why = escape(trouble or "it does not answer in time")
         text = f"{peer.get('health', 'not connected')} for {short_duration(peer.get('ill_for_s'))}"
         remedy = f"is {escape(member['address'])} reached from here, and the daemon there alive?"
-        yield Check(name, WARN, f"{text}: {why}", remedy)
+        yield Check(name, WARN, f"{text}: {why}", _mending(trouble) or remedy)
     else:
         yield Check(name, OK, "answers")
     spoken = peer.get("protocol")
@@ -103,3 +105,15 @@ def member_checks(member: dict[str, Any], protocol: str | None) -> Iterator[Chec
         state = FAIL if abs(ahead_s) > CLOCK_REFUSED_S else WARN
         text = f"its clock is {short_duration(abs(ahead_s))} {side}"
         yield Check(name, state, text, "set both by NTP: beyond an hour, blocks are refused")
+
+
+def _mending(trouble: str) -> str | None:
+    """What to do where two members meet and do not get on; None: they may not have met at all."""
+    said = trouble.lower()
+    if "cluster" in said:
+        return "`[cluster] id` has to be the same on both"
+    if "certificate" in said or "ssl" in said or "unknown ca" in said:
+        return "`ca` the same on both, a `cert` that is for the member's `name`, and not over?"
+    if "reset" in said or "protocol" in said:
+        return "have both certificates, or both `insecure = true`? Else see the log there"
+    return None

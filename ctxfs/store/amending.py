@@ -1,4 +1,6 @@
-"""Attributes that change after a block was sealed: all who may have the block are told."""
+"""What all who may have a block are told: attributes that change after it was sealed, and that it
+beat a version of another host of which its writer did not know.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ from ctxfs.errors import CtxfsError
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.deletions import Deletions
 from ctxfs.store.elsewhere import attributes_of
+from ctxfs.store.toldonce import ToldOnce
 from ctxfs.wire.messages import Offer, Reason, Refused
 
 log = logging.getLogger(__name__)
@@ -54,9 +57,13 @@ class AmendingCounters:
 
 @dataclass(slots=True)
 class _Pending:
-    """A block of which not all know the attributes yet. `names`: who does not."""
+    """A block of which not all know the attributes yet. `names`: who does not.
+
+    `beaten`: an older version that some may have, and believe to be the newest; 0: none.
+    """
 
     names: set[str]
+    beaten: int = 0
     tries: int = 0
     is_under_way: bool = False
     changes: int = 0
@@ -79,6 +86,7 @@ class Amending:
         self._order = itertools.count()
         self._woken = trio.Event()
         self.was_offered: Callable[[Block], bool] = lambda block: True
+        self._told = ToldOnce(log, "attributes")
 
     @property
     def waiting(self) -> int:
@@ -96,6 +104,13 @@ class Amending:
         self.counters.corrected += 1
         self._add(block, (member,))
 
+    def beats(self, block: Block, version: int) -> None:
+        """An older version is about of which nobody said that it was overwritten: who wrote this
+        one did not know of it. The deletion may just be on its way, so not at once.
+        """
+        pending = self._add(block, self._members.others, PAUSE_MIN_S)
+        pending.beaten = max(pending.beaten, version)
+
     def retry(self) -> None:
         """Members came or went: try all that waits at once."""
         now_s = trio.current_time()
@@ -103,14 +118,15 @@ class Amending:
             if pending.tries:
                 self._schedule(generation, now_s)
 
-    def _add(self, block: Block, names: Iterable[str]) -> None:
+    def _add(self, block: Block, names: Iterable[str], after_s: float = 0.0) -> _Pending:
         pending = self._pending.setdefault(block.generation, _Pending(set()))
         pending.names |= set(names)
         pending.changes += 1
-        self._schedule(block.generation, trio.current_time())
+        self._schedule(block.generation, trio.current_time() + after_s)
         while len(self._pending) > PENDING_MAX:
             self._pending.popitem(last=False)
             self.counters.left_to_repair += 1
+        return pending
 
     def _schedule(self, generation: int, at_s: float) -> None:
         heapq.heappush(self._due, (at_s, next(self._order), generation))
@@ -164,11 +180,18 @@ class Amending:
     async def _tell_all(self, generation: int, pending: _Pending) -> set[str]:
         """Returns who is to be told again."""
         block = self._catalog.names.by_inode.get(generation)
-        if not isinstance(block, Block) or block.state is not State.SEALED or not block.revision:
-            return set()  # gone, or another version by now, which has its attributes with it
+        if not isinstance(block, Block) or block.is_gone:
+            return set()
+        key = self._catalog.names.key_of(block)
+        dead = self._deletions.table.get(key)
+        is_news = pending.beaten > (dead.version if dead is not None else 0)
+        if block.state is not State.SEALED:
+            return pending.names if is_news else set()
+        if not (block.revision or is_news):
+            return set()  # another version by now, which has its attributes with it
         untold: set[str] = set()
         offer = Offer(
-            self._catalog.names.key_of(block),
+            key,
             block.version,
             block.size,
             block.digest,
@@ -185,12 +208,13 @@ class Amending:
             answer = await self._members.amend(name, offer)
         except CtxfsError as error:
             self.counters.untold += 1
-            log.info("%s does not know the attributes of %r: %s", name, offer.key, error)
+            self._told.waits(name, error)
             untold.add(name)
             return
         if answer.reason is Reason.BUSY:
             untold.add(name)
             return
+        self._told.takes(name)
         self.counters.told += 1
         if answer.reason is Reason.GONE:
             await self._deletions.hear([Tombstone(offer.key, answer.version, answer.until_ns)])

@@ -64,6 +64,8 @@ class Receiver:
         self._arriving: set[bytes] = set()  # keys of which a block is on its way
         # Who is told that a member has older attributes of a block than are here.
         self.behind: Callable[[Block, str], None] = lambda block, member: None
+        # Who is told that a block beats a version that nobody said was overwritten.
+        self.beats: Callable[[Block, int], None] = lambda block, version: None
         # Who is told that another number of members is to hold a block.
         self.replicas_changed: Callable[[Block], None] = lambda block: None
 
@@ -142,6 +144,8 @@ class Receiver:
             if block.version > version or self._catalog.is_here(block):
                 self._keep(block)
                 self._compare_attributes(block, offer, member)
+                if block.version > version:
+                    self.beats(block, version)
                 self.counters.had += 1
                 return Refused(reason=Reason.HAVE, version=block.version)
             if block.generation in self._promoter.flights:
@@ -159,6 +163,9 @@ class Receiver:
         if key in self._arriving:  # with those that it had before, it may be
             return Refused(reason=Reason.BUSY, retry_ms=RETRY_MS)
         block = block_at(self._catalog, key)
+        if block is not None and block.version < version and block.state is State.SEALED:
+            self._catalog.tell("removed", block, by="peer")
+            self._catalog.drop(block)
         if block is None or block.version < version:
             return Refused(reason=Reason.MISS)
         self._compare_attributes(block, offer, member)
@@ -229,7 +236,10 @@ class Receiver:
         block.state = State.SEALED
         block.hot_bytes = file.physical_bytes
         catalog.hot.arrived(file)
+        old = block_at(catalog, offer.key)
         catalog.adopt(block, directory, name)
+        if old is not None and old.version < block.version:
+            self.beats(block, old.version)
         self.counters.received += 1
         self.counters.received_bytes += block.size
         catalog.tell("moved", block, **{"from": "remote", "to": "hot"})

@@ -25,6 +25,7 @@ from ctxfs.store.hotbytes import sendable
 from ctxfs.store.inflight import InFlight
 from ctxfs.store.serving import directory_attributes
 from ctxfs.store.store import Store
+from ctxfs.store.toldonce import ToldOnce
 from ctxfs.wire.messages import Offer, Reason, Refused, Stored
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class Replicator:
         self._due: list[tuple[float, int, int]] = []
         self._order = itertools.count()
         self._under_way: set[int] = set()
+        self._told = ToldOnce(log, "blocks")
         self._woken = trio.Event()
 
     # -- what is to be sent
@@ -407,9 +409,10 @@ class Replicator:
             answer = await self._homes.push(name, offer, source)
         except CtxfsError as error:
             self.counters.failed += 1
-            log.info("%r is not at %s: %s", offer.key, name, error)
+            self._told.waits(name, error)
             return
         if isinstance(answer, Stored):
+            self._told.takes(name)
             self.counters.pushed += 1
             self.counters.pushed_bytes += offer.size
             pending.reached.add(name)
@@ -424,5 +427,7 @@ class Replicator:
             await self._deletions.hear([Tombstone(offer.key, answer.version, answer.until_ns)])
         else:
             self.counters.refused += 1
+            if answer.reason is Reason.NO_ROOM:
+                self._told.waits(name, "it has no room")
             after_s = trio.current_time() + answer.retry_ms / 1000
             pending.after_s = max(pending.after_s, after_s)

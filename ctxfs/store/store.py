@@ -221,7 +221,7 @@ class Store:
                     old.extras.parent,
                     old.extras.dtype,
                     dict(old.extras.attributes),
-                    replicas=block.replicas or 0,
+                    replicas=old.replicas or block.replicas or 0,
                 )
         if who is not None:
             block.mode, block.uid, block.gid = who.mode, who.uid, who.gid

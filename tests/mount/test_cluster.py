@@ -8,9 +8,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -395,3 +397,52 @@ def test_a_directory_says_how_many_hosts_hold_its_blocks_and_a_block_says_otherw
 
 def reaches(daemon: Daemon, key: str, replicas: str) -> bool:
     return daemon.get(key, "replicas") == replicas
+
+
+@pytest.mark.channel("direct")
+def test_what_is_rewritten_is_to_have_as_many_copies_as_before(
+    cluster: Callable[..., Cluster],
+) -> None:
+    made = cluster(("a", "b"))
+    here = made["a"]
+    path = here.put("k", b"0" * 1000)
+    here.set("k", "replicas", "3")
+    wait_until(partial(reaches, made["b"], "k", "2/3"))
+    fd = os.open(path, os.O_RDWR)
+    os.write(fd, b"1")
+    assert here.get("k", "replicas").endswith("/3")
+    os.close(fd)
+    path.write_bytes(b"2")
+    for daemon in made.daemons.values():
+        wait_until(partial(reads, daemon, "k", b"2"))
+        wait_until(partial(reaches, daemon, "k", "2/3"))
+
+
+def write_in_step(path: Path, content: bytes, step: Barrier) -> None:
+    step.wait()
+    path.write_bytes(content)
+
+
+def agree(cluster: Cluster, keys: list[str]) -> bool:
+    return all(
+        len({read_or_none(daemon.mount / key) for daemon in cluster.daemons.values()}) == 1
+        for key in keys
+    )
+
+
+@pytest.mark.channel("direct")
+def test_a_key_that_several_hosts_make_at_the_same_time_has_one_content_in_the_end(
+    cluster: Callable[..., Cluster],
+) -> None:
+    made = cluster()
+    keys = [f"k{number}" for number in range(40)]
+    step = Barrier(len(NAMES))
+    with ThreadPoolExecutor(len(NAMES)) as hosts:
+        for key in keys:
+            writes = [
+                hosts.submit(write_in_step, made[name].mount / key, name.encode() * 1000, step)
+                for name in NAMES
+            ]
+            for write in writes:
+                write.result()
+    wait_until(partial(agree, made, keys))

@@ -11,6 +11,7 @@ import trio.testing
 from ctxfs.core.block import Block
 from ctxfs.core.meta import PIN_FOREVER, Placement
 from ctxfs.core.times import NEVER
+from ctxfs.core.tombstones import Tombstone
 from ctxfs.core.versions import time_us_of
 from ctxfs.errors import BadValue, PeerUnreachable
 from ctxfs.store.amending import Amending
@@ -56,6 +57,7 @@ async def telling(world: World) -> AsyncIterator[Telling]:
         amending = Amending(host.store.catalog, host.deletions, members)
         host.store.catalog.block_amended = amending.amended
         host.receiver.behind = amending.behind
+        host.receiver.beats = amending.beats
         await nursery.start(amending.run)
         with trio.fail_after(30):
             yield Telling(host, members, amending)
@@ -129,6 +131,33 @@ async def test_what_was_deleted_elsewhere_is_heard_of_by_telling(world: World) -
         assert block.is_gone
 
 
+@pytest.mark.parametrize("newer_is_first", [True, False])
+async def test_all_are_told_which_of_two_versions_won_whose_writers_did_not_know_of_each_other(
+    world: World, newer_is_first: bool
+) -> None:
+    async with telling(world) as it:
+        version = it.host.version()
+        offers = [offer_of(b"k", CONTENT, version + number * 1024) for number in (0, 1)]
+        for offer in reversed(offers) if newer_is_first else offers:
+            await arrive(it.host, offer, CONTENT)
+        await it.all_told()
+        assert sorted((name, offer.version) for name, offer in it.members.heard) == [
+            ("one", offers[1].version), ("two", offers[1].version),
+        ]  # fmt: skip
+
+
+async def test_nobody_is_told_again_of_what_was_overwritten_in_knowledge_of_it(
+    world: World,
+) -> None:
+    async with telling(world) as it:
+        await arrive(it.host, offer_of(b"k", CONTENT, it.host.version()), CONTENT)
+        await arrive(it.host, offer_of(b"k", CONTENT, it.host.version(after_s=2)), CONTENT)
+        deleted = Tombstone(b"k", it.host.version(after_s=1), 2**63)
+        await it.host.deletions.hear([deleted])
+        await it.all_told()
+        assert it.members.heard == []
+
+
 # -- the other side
 
 
@@ -188,6 +217,14 @@ async def test_attributes_alone_make_no_block(world: World) -> None:
         answer = await host.offer(revised(offer, ATTRIBUTES, host.version(after_s=1)))
         assert isinstance(answer, Refused)
         assert (answer.reason, len(host.store.catalog.names.root.entries)) == (Reason.MISS, 0)
+
+
+async def test_a_copy_of_which_somebody_has_a_newer_version_is_dropped(world: World) -> None:
+    async with clustered(world) as host:
+        offer, block = await arrived(host)
+        newer = replace(offer, version=host.version(after_s=1), held_only=1)
+        assert await host.offer(newer) == Refused(reason=Reason.MISS)
+        assert block.is_gone
 
 
 async def test_attributes_of_a_block_that_is_on_its_way_are_to_come_again(world: World) -> None:

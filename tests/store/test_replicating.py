@@ -1,5 +1,6 @@
 """Blocks that are sealed go to their homes, once each, whatever gets in the way for a while."""
 
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -128,6 +129,38 @@ async def test_a_directory_may_want_another_number_of_replicas(world: World) -> 
         assert block.replicas == 2, "as its directory said when it was made"
         assert await it.replicator.wait(block)
         assert (it.homes.keys(), it.replicator.reached(block)) == ([("one", b"k")], (1, 1))
+
+
+async def test_the_log_tells_once_of_a_home_that_takes_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def fail(name: str) -> Stored | Refused:
+        if name == "two":
+            raise PeerUnreachable(name)
+        return Refused(reason=Reason.NO_ROOM)
+
+    def told() -> list[str]:
+        return sorted(each.message for each in caplog.records if "wait for" in each.message)
+
+    async with sending(world) as it:
+        it.homes.answer = fail
+        for number in range(20):
+            await put(it.host.store, f"k{number}", b"%d" % number)
+        while it.homes.asked < 60:
+            await it.homes.came.wait()
+        lines = ["blocks wait for one: it has no room", "blocks wait for two: two"]
+        assert told() == lines
+        it.homes.answer = lambda name: STORED
+        it.replicator.retry()
+        assert await it.replicator.wait(it.host.block(b"k7"))
+        it.homes.answer = fail
+        asked = it.homes.asked
+        await put(it.host.store, "another", CONTENT)
+        while it.homes.asked < asked + 2:
+            await it.homes.came.wait()
+        assert told() == sorted(lines * 2), "again after it took some"
 
 
 async def test_a_lock_file_is_not_pushed(world: World) -> None:

@@ -74,7 +74,7 @@ def away(told: dict[str, Any], stats: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "state", "text"),
     [
-        (away, "warn", "etcd does not answer since then: http://a: Connection refused"),
+        (away, "warn", "no use of etcd since then: http://a: Connection refused"),
         (ends("2026-05-31T00:00:00+00:00"), "fail", "ended at 2026-05-31T00:00:00+00:00"),
         (ends("2026-06-03T00:00:00+00:00"), "warn", "ends in 2d"),
         (ends(None), "fail", "cannot be read"),
@@ -111,6 +111,31 @@ def test_what_is_wrong_is_told_with_something_to_do(
     (check,) = found(change)
     assert (check.state, check.text.startswith(text)) == (state, True), check
     assert check.remedy
+
+
+@pytest.mark.parametrize(
+    ("trouble", "remedy"),
+    [
+        ("the connection broke: ECONNREFUSED", "reached from here"),
+        ("b'b' says: this is a member of another cluster", "[cluster] id"),
+        ("[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2580)", "`ca`"),
+        ("the certificate is for (b'c',), not for b'b'", "`cert`"),
+        ("the connection broke: Connection reset by peer", "insecure"),
+    ],
+)
+def test_what_is_to_be_done_about_a_member_depends_on_what_is_wrong(
+    trouble: str, remedy: str
+) -> None:
+    (broken,) = found(peer(health="broken", ill_for_s=5.0, trouble=trouble))
+    assert remedy in broken.remedy
+
+    def suspect(told: dict[str, Any], _: dict[str, Any]) -> None:
+        told["members"][1].update(state="suspect", away_s=7.0)
+        told["members"][1]["peer"].update(health="broken", trouble=trouble)
+
+    (away,) = found(suspect)
+    assert away.text == f"suspect for 7s: {trouble}"
+    assert remedy in away.remedy or "start it" in away.remedy
 
 
 def test_members_that_are_not_told_are_no_reason_to_fail() -> None:
