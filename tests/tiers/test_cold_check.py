@@ -214,7 +214,7 @@ async def test_data_that_changed_is_told_with_its_key_where_a_block_needs_it() -
     rig = await used_rig()
     (device,) = rig.engines
     generation = next(number for number, each in rig.blocks.items() if each.size > 5000)
-    offset = device.medium.find(content(generation, 5000)[:4096])
+    offset = device.medium.rfind(content(generation, 5000)[:4096])
     flip(device, offset + 1234)
     found = await run_check(device)
     assert found.kinds == {FaultKind.DATA, FaultKind.CONTENT}
@@ -438,7 +438,7 @@ async def test_blocks_with_bad_content_are_dropped_by_mending_and_no_others() ->
     rig = await used_rig()
     (device,) = rig.engines
     generation = next(number for number, each in rig.blocks.items() if each.size > 5000)
-    flip(device, device.medium.find(content(generation, 5000)[:4096]))
+    flip(device, device.medium.rfind(content(generation, 5000)[:4096]))
     started = await mend_and_start(rig, device)
     assert started.blocks.keys() == rig.blocks.keys() - {generation}
 
