@@ -275,7 +275,8 @@ async def test_tables_that_speak_of_segments_that_are_not_there_are_told_and_men
     (device,) = rig.engines
     await forge_tables(device, "part", lambda part: pack_part(1000, 4096, 4096, 4096))
     found = await run_check(device)
-    assert found.kinds == {FaultKind.MISSED}  # what is said of nowhere is not even heard
+    # What is said of nowhere is not even heard; of a block with several pieces others are left.
+    assert FaultKind.MISSED in found.kinds <= {FaultKind.MISSED, FaultKind.INCOMPLETE}
     started = await mend_and_start(rig, device)
     assert started.blocks == rig.blocks
 
