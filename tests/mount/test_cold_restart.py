@@ -291,12 +291,22 @@ def test_two_daemons_on_one_cold_file_are_refused(daemon: Daemon, tmp_path: Path
     put_cold(daemon, "still", b"alive")
 
 
-def test_cold_file_that_was_cut_is_refused_and_left_as_it_is(daemon: Daemon) -> None:
-    put_cold(daemon, "block", noise(1, MIB))
+def test_cold_file_that_was_cut_is_refused_and_loses_what_was_cut_and_no_more(
+    daemon: Daemon,
+) -> None:
+    for number in range(60):
+        put_cold(daemon, f"block{number}", noise(number, MIB))
     daemon.stop()
+    size = daemon.cold_path.stat().st_size
     os.truncate(daemon.cold_path, 40 * MIB)
     assert "but was made with" in refused(daemon)
     assert daemon.cold_path.stat().st_size == 40 * MIB
+    os.truncate(daemon.cold_path, size)  # whoever wants the rest of it says so
+    daemon.start()
+    contents = [read_or_none(daemon.mount / f"block{number}") for number in range(60)]
+    for number, content in enumerate(contents):
+        assert content in (None, noise(number, MIB))
+    assert 20 < sum(content is not None for content in contents) < 60
 
 
 def test_cold_file_is_refused_when_it_may_use_less_than_it_was_made_with(daemon: Daemon) -> None:
