@@ -4,10 +4,7 @@ beat a version of another host of which its writer did not know.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from ctxfs.core.tombstones import Tombstone
 from ctxfs.errors import CtxfsError
 from ctxfs.store.catalog import Catalog
 from ctxfs.store.deletions import Deletions
+from ctxfs.store.duequeue import DueQueue
 from ctxfs.store.elsewhere import attributes_of
 from ctxfs.store.toldonce import ToldOnce
 from ctxfs.wire.messages import Offer, Reason, Refused
@@ -82,9 +80,7 @@ class Amending:
         self._deletions = deletions
         self._members = members
         self._pending: OrderedDict[int, _Pending] = OrderedDict()  # by generation
-        self._due: list[tuple[float, int, int]] = []  # when, and which; old rows lead nowhere
-        self._order = itertools.count()
-        self._woken = trio.Event()
+        self._due = DueQueue()  # of generations
         self.was_offered: Callable[[Block], bool] = lambda block: True
         self._told = ToldOnce(log, "attributes")
 
@@ -129,8 +125,7 @@ class Amending:
         return pending
 
     def _schedule(self, generation: int, at_s: float) -> None:
-        heapq.heappush(self._due, (at_s, next(self._order), generation))
-        self._woken.set()
+        self._due.add(at_s, generation)
 
     # -- telling
 
@@ -141,19 +136,14 @@ class Amending:
             task_status.started()
             while True:
                 await slots.acquire()
-                nursery.start_soon(self._attempt, await self._next_due(), slots)
+                nursery.start_soon(self._attempt, await self._due.next(self._takes), slots)
 
-    async def _next_due(self) -> int:
-        while True:
-            self._woken = trio.Event()
-            while self._due and self._due[0][0] <= trio.current_time():
-                _, _, generation = heapq.heappop(self._due)
-                pending = self._pending.get(generation)
-                if pending is not None and not pending.is_under_way:
-                    pending.is_under_way = True
-                    return generation
-            with trio.move_on_at(self._due[0][0] if self._due else math.inf):
-                await self._woken.wait()
+    def _takes(self, _: float, generation: int) -> bool:
+        pending = self._pending.get(generation)
+        if pending is None or pending.is_under_way:
+            return False
+        pending.is_under_way = True
+        return True
 
     async def _attempt(self, generation: int, slots: trio.Semaphore) -> None:
         pending = self._pending.get(generation)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +17,7 @@ from ctxfs.core.tombstones import Tombstone
 from ctxfs.device.lanes import Source
 from ctxfs.errors import BlockNotFound, CtxfsError
 from ctxfs.store.deletions import Deletions
+from ctxfs.store.duequeue import DueQueue
 from ctxfs.store.elsewhere import PREFIXES, attributes_of
 from ctxfs.store.hotbytes import sendable
 from ctxfs.store.inflight import InFlight
@@ -126,12 +124,9 @@ class Replicator:
         self.unsure_to = 0
         self.left_to_repair: Callable[[], None] = lambda: None  # a block is, from now on
         self.was_there: Callable[[int], None] = lambda length_bytes: None  # to repair: not sent
-        # When each is due, and its inode. Rows of what changed its mind stay, and lead nowhere.
-        self._due: list[tuple[float, int, int]] = []
-        self._order = itertools.count()
+        self._due = DueQueue()  # of inodes
         self._under_way: set[int] = set()
         self._told = ToldOnce(log, "blocks")
-        self._woken = trio.Event()
 
     # -- what is to be sent
 
@@ -185,8 +180,7 @@ class Replicator:
 
     def _schedule(self, number: int, pending: _Pending, due_s: float) -> None:
         pending.due_s = due_s
-        heapq.heappush(self._due, (due_s, next(self._order), number))
-        self._woken.set()
+        self._due.add(due_s, number)
 
     # -- what became of it
 
@@ -305,20 +299,14 @@ class Replicator:
             task_status.started()
             while True:
                 await slots.acquire()
-                nursery.start_soon(self._attempt, await self._next_due(), slots)
+                nursery.start_soon(self._attempt, await self._due.next(self._takes), slots)
 
-    async def _next_due(self) -> int:
-        while True:
-            self._woken = trio.Event()
-            while self._due and self._due[0][0] <= trio.current_time():
-                due_s, _, number = heapq.heappop(self._due)
-                pending = self._pending.get(number)
-                if pending is None or pending.due_s != due_s or number in self._under_way:
-                    continue
-                self._under_way.add(number)
-                return number
-            with trio.move_on_at(self._due[0][0] if self._due else math.inf):
-                await self._woken.wait()
+    def _takes(self, due_s: float, number: int) -> bool:
+        pending = self._pending.get(number)
+        if pending is None or pending.due_s != due_s or number in self._under_way:
+            return False
+        self._under_way.add(number)
+        return True
 
     async def _attempt(self, number: int, slots: trio.Semaphore) -> None:
         pending = self._pending.get(number)
