@@ -43,9 +43,8 @@ class Beliefs:
         self._former: set[int] = set()  # and in the turn before that
         self._turn_ns = 0
         self._unknown_until_ns = 0
-        self._forgotten: tuple[
-            int, ...
-        ] = ()  # directories whose times the kernel forgets by itself
+        # Directories of which the kernel forgets the attributes by itself.
+        self._forgotten: tuple[int, ...] = ()
         self.names_are_told = False
 
     def begin(self, attributes_s: float, *, names: bool) -> None:

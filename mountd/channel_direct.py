@@ -285,10 +285,10 @@ class DirectChannel:
 
     def _answer_at_once(self, buffer: bytearray, length: int) -> bytes | None:
         """Return the answer to the two requests that are most often waited for."""
-        if (open := open_without(WRITES, buffer, length)) is not None:
-            return self._translator.open_to_read(*open)
-        if (lookup := looked_up(buffer, length)) is not None:
-            return self._translator.look_in_vain(*lookup)
+        if (opening := open_without(WRITES, buffer, length)) is not None:
+            return self._translator.open_to_read(*opening)
+        if (looking := looked_up(buffer, length)) is not None:
+            return self._translator.look_in_vain(*looking)
         return None
 
     def _is_over(self) -> bool:

@@ -269,7 +269,7 @@ class Translator:
             if handle is None:
                 return None
             number, backing = self._files.add_reader(handle, unique, self._backings.number_of)
-        except CtxfsError:  # `open` meets it again, and says so
+        except (CtxfsError, OSError):  # `open` meets it again, and says so
             if handle is not None:
                 self._ops.not_opened(handle)
             return None

@@ -52,14 +52,19 @@ def test_ctrl_c_ends_following_quietly_with_130(
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
+def words_of(command: str, mount: FakeMount, tmp_path: Path) -> list[str]:
+    """A command that has something to say."""
+    mount.block("a")
+    device = tmp_path / "device"
+    device.write_bytes(bytes(2 << 20))
+    return [command, str(device)] if command == "dump" else [command]
+
+
 @pytest.mark.parametrize("command", ["ls", "dump"])
 def test_closed_pipe_ends_quietly(
     mount: FakeMount, environment: dict[str, str], tmp_path: Path, command: str
 ) -> None:
-    mount.block("a")
-    device = tmp_path / "device"
-    device.write_bytes(bytes(2 << 20))
-    words = [command, str(device)] if command == "dump" else [command]
+    words = words_of(command, mount, tmp_path)
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -73,10 +78,7 @@ def test_closed_pipe_ends_quietly(
 def test_output_that_has_no_room_is_told_as_such_and_of_nothing_else(
     mount: FakeMount, environment: dict[str, str], tmp_path: Path, command: str
 ) -> None:
-    mount.block("a")
-    device = tmp_path / "device"
-    device.write_bytes(bytes(2 << 20))
-    words = [command, str(device)] if command == "dump" else [command]
+    words = words_of(command, mount, tmp_path)
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [*CTX, *words], env=environment, stdout=full, stderr=subprocess.PIPE, timeout=LONGEST_S
