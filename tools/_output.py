@@ -167,10 +167,18 @@ class OutputFailed(Exception):
         self.error = error
 
 
-class _Output(io.FileIO):
-    def write(self, data: Any, /) -> int:
+class _Output(io.TextIOWrapper):
+    # Not the raw file: a Ctrl-C would come between its write and the buffer's note of that, which
+    # would then be written again.
+    def write(self, text: str, /) -> int:
         try:
-            return super().write(data)
+            return super().write(text)
+        except OSError as error:
+            raise OutputFailed(error) from error
+
+    def flush(self) -> None:
+        try:
+            super().flush()
         except OSError as error:
             raise OutputFailed(error) from error
 
@@ -180,9 +188,8 @@ def guard_output() -> None:
     own = sys.__stdout__
     if own is None or own is not sys.stdout:
         return  # closed, or somebody catches what is written
-    raw = _Output(own.fileno(), "wb", closefd=False)
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(raw),
+    sys.stdout = _Output(
+        io.BufferedWriter(io.FileIO(own.fileno(), "wb", closefd=False)),
         encoding=own.encoding,
         # Whatever the terminal cannot write is shown by its number and ends nothing.
         errors="backslashreplace",
