@@ -96,6 +96,9 @@ class Network:
     def close(self) -> None:
         """Remove what was made."""
         for name in self.names:
+            # With its namespace a link would go too, but at some later moment.
+            with contextlib.suppress(subprocess.CalledProcessError):
+                run_ip("link", "delete", self._plug(name))
             with contextlib.suppress(subprocess.CalledProcessError):
                 run_ip("netns", "delete", self._space(name))
         with contextlib.suppress(subprocess.CalledProcessError):
